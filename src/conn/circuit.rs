@@ -56,17 +56,23 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// exchange that it has answered, or does not listen any more.
     fn process_ended(&self);
 
-    /// The peer has ended the connection.
+    /// The peer has ended the connection. [`Self::tell_end`] follows.
     fn peer_ended(&self);
 
-    /// Whether requests of the endpoint are under way on a circuit that others use. Acquires no
-    /// lock but leaves.
+    /// Whether requests of the endpoint are under way, or follow, on a circuit that others use.
+    /// Acquires no lock but leaves.
     fn has_requests(&self) -> bool;
+
+    /// Processes completions of the endpoint's requests: the application may not poll. The caller
+    /// holds no lock.
+    fn progress_requests(&self);
 
     /// Changes when a request of the endpoint completes. Acquires no lock.
     fn progress_mark(&self) -> u32;
 
-    /// Tells the peer that the connection has ended, because the circuit has failed. The driver.
+    /// Tells the peer that the connection has ended, because the circuit has failed or the peer has
+    /// told its own end. From then on the endpoint posts nothing. The driver; the caller holds no
+    /// lock.
     fn tell_end(&self);
 
     /// The circuit on which the endpoint is connected has failed. Called once, with any lock held

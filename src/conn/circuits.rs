@@ -86,7 +86,7 @@ pub(super) enum Step {
     EndNotice(Arc<Notice>),
     /// A notice cannot be sent, or is refused.
     FailNotice(Arc<Notice>),
-    /// The circuit of a user has failed: its peer is told.
+    /// The circuit of a user has failed, or its peer has told the end: the peer is told.
     TellEnd(Weak<dyn CircuitUser>),
     /// Move a target to its error state.
     FailTarget(Arc<Xrcd>, QpNumber),
@@ -650,13 +650,13 @@ impl Circuits {
             let Some((id, _)) = request.take() else {
                 return;
             };
-            let waits = user.filter(|user| user.has_requests());
             let mut state = self.state.lock();
             // each connection has one; a peer that sends more does not use up the memory
-            let Some(user) = waits.filter(|_| state.unanswered.len() < BACKLOG) else {
+            let Some(user) = user.filter(|_| state.unanswered.len() < BACKLOG) else {
                 drop(state);
                 return answer_notice(&id, &end);
             };
+            // answered behind the user's `tell_end`
             state.unanswered.push(Unanswered {
                 id,
                 end,
@@ -707,8 +707,8 @@ impl Circuits {
         }
     }
 
-    /// The circuit of a user has failed: the driver calls [`CircuitUser::tell_end`]. May be called
-    /// with the lock of a completion queue held.
+    /// The connection of a user has ended, and its peer has not been told: the driver calls
+    /// [`CircuitUser::tell_end`]. May be called with the lock of a completion queue held.
     pub(crate) fn tell_end(&self, user: Weak<dyn CircuitUser>) {
         self.push(Step::TellEnd(user));
     }
@@ -844,9 +844,14 @@ impl Circuits {
     /// next look.
     fn answer_notices(&self, now: Instant) -> Option<Instant> {
         let mut held = std::mem::take(&mut self.state.lock().unanswered);
+        let has_requests = |user: Arc<dyn CircuitUser>| {
+            if user.has_requests() {
+                user.progress_requests();
+            }
+            user.has_requests()
+        };
         held.retain(|notice| {
-            let user = notice.user.upgrade();
-            let waits = notice.due > now && user.is_some_and(|user| user.has_requests());
+            let waits = notice.due > now && notice.user.upgrade().is_some_and(has_requests);
             if !waits {
                 answer_notice(&notice.id, &notice.end);
             }

@@ -7,14 +7,12 @@ use crate::queue::keepalive::Probed;
 
 impl Probed for Shared {
     fn beat(&self) -> bool {
-        if !self.conn.state.is(State::Connected) {
-            return false;
-        }
         // a control call is under way and may take long: the next beat probes
         let Some(control) = self.control.try_lock() else {
             return true;
         };
-        self.probe_silent(&control)
+        // under the lock: `CircuitUser::tell_end` acquires it when the connection has ended
+        self.conn.state.is(State::Connected) && self.probe_silent(&control)
     }
 }
 

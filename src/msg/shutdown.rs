@@ -131,7 +131,9 @@ impl Shared {
     /// this time if it is not. If it has other users, they stay posted and complete later, when the
     /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] without a
     /// completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is closed, because the buffers are
-    /// the application's.
+    /// the application's. On XRC it waits for the engine's own requests too: the peer keeps what
+    /// they access while this endpoint answers for them. They alone do not end a circuit that
+    /// others use.
     ///
     /// Before the queue pair of a closed endpoint on a shared receive context is destroyed, the
     /// device must have reported the last receive (InfiniBand specification, volume 1, 10.3.1): one
@@ -174,7 +176,9 @@ impl Shared {
             for binding in [&tx, &rx].into_iter().flatten() {
                 let _ = binding.cq.drain_device_queue();
             }
-            if ended && self.slots.tx.outstanding() + self.slots.rx.outstanding() == 0 {
+            let idle = self.slots.tx.outstanding() + self.slots.rx.outstanding() == 0;
+            let engine = self.config.xrc && self.slots.has_engine_requests();
+            if ended && idle && !engine {
                 let mut tx = self.tx.lock();
                 let Some(side) = tx.as_mut().filter(|side| side.has_deferred()) else {
                     return;
@@ -197,7 +201,7 @@ impl Shared {
             if Instant::now() >= deadline
                 && let Some(circuit) = self.own_circuit()
                 && !circuit.has_failed()
-                && (closed || !circuit.is_shared())
+                && (closed && !idle || !circuit.is_shared())
             {
                 // the peer has no receives, or does not answer
                 circuit.fail();
@@ -252,9 +256,15 @@ impl Shared {
             };
             let connected = !matches!(old, State::Idle | State::Enabled);
             if self.config.xrc {
-                // a peer that this side has answered may wait for the reciprocal request
-                let told = [State::Accepted, State::Broken, State::Connected];
-                self.leave_peer(&mut control, told.contains(&old));
+                // A peer that this side has answered may wait for the reciprocal request. If the
+                // connection has ended, the driver may not have told the peer yet.
+                let never = [
+                    State::Idle,
+                    State::Enabled,
+                    State::Connecting,
+                    State::Accepting,
+                ];
+                self.leave_peer(&mut control, !never.contains(&old));
             }
             if connected {
                 if old != State::Disconnected && !self.config.xrc {
@@ -319,7 +329,8 @@ impl FailureListener for Shared {
         // function is called again.
         if let Some(mut tx) = self.tx.try_lock() {
             match tx.as_mut() {
-                Some(side) if connected => side.resume(),
+                // under the lock, as in `transmit_here`
+                Some(side) if self.conn.state.can_post() => side.resume(),
                 // the application may wait for its operations' errors before it reads the event
                 // queue
                 Some(side) => side.cancel_deferred(),
@@ -344,16 +355,13 @@ impl FailureListener for Shared {
     }
 
     fn tend_keys(&self) -> Lease {
-        if !self.is_up() {
-            self.slots.set_holds_keys(false);
-            return Lease::Over;
-        }
         let Some(mut tx) = self.tx.try_lock() else {
             return Lease::Busy;
         };
+        // under the lock, as in `transmit_here`
         match tx.as_mut() {
-            Some(side) => side.lease_expired(),
-            None => {
+            Some(side) if self.is_up() => side.lease_expired(),
+            _ => {
                 self.slots.set_holds_keys(false);
                 Lease::Over
             }
@@ -361,8 +369,8 @@ impl FailureListener for Shared {
     }
 
     fn acknowledge(&self) {
-        if self.is_up()
-            && let Some(mut tx) = self.tx.try_lock()
+        if let Some(mut tx) = self.tx.try_lock()
+            && self.is_up()
             && let Some(side) = tx.as_mut()
         {
             side.acknowledge();

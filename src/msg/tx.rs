@@ -50,6 +50,22 @@ impl Shared {
         unsafe { self.transmit_here(op) }
     }
 
+    /// The transmit side, for a post in a state other than `Connected`.
+    ///
+    /// # Errors
+    /// As [`Self::may_post`].
+    #[cold]
+    #[inline(never)]
+    fn lock_again<'a>(
+        &'a self,
+        tx: biased_lock::MutexGuard<'a, Option<TxSide>>,
+    ) -> Result<biased_lock::MutexGuard<'a, Option<TxSide>>> {
+        // `may_post` waits for locks that precede this one
+        drop(tx);
+        self.may_post()?;
+        Ok(self.tx.lock())
+    }
+
     /// As [`Self::transmit`], inlined: the compiler specializes it in callers where kind, flags and
     /// number of buffers are constants.
     ///
@@ -57,10 +73,12 @@ impl Shared {
     /// As [`crate::msg::Endpoint::send`].
     #[inline(always)]
     pub(super) unsafe fn transmit_here(&self, op: &Transmit<'_>) -> Result<()> {
-        if !self.conn.state.is(State::Connected) {
-            self.may_post()?;
-        }
         let mut tx = self.tx.lock();
+        // Under the lock: once a thread that has ended the connection has acquired it, no post
+        // follows (`CircuitUser::tell_end`).
+        if !self.conn.state.is(State::Connected) {
+            tx = self.lock_again(tx)?;
+        }
         let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
         // SAFETY: the caller keeps the contract of this function.
         unsafe {

@@ -1,5 +1,7 @@
 //! Endpoints on XRC: each direction of a connection has a circuit, which other endpoints may use
 //! too. `docs/protocol-xrc.md`, "MSG endpoints".
+//!
+//! In one file: the steps of calls and of events, each of which changes the state in [`XrcSide`].
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -413,6 +415,9 @@ impl Shared {
         }
         if self.conn.connected(answer) {
             self.connected();
+        } else {
+            // it has ended before it was complete
+            self.notify_end(control);
         }
     }
 
@@ -477,15 +482,14 @@ impl Shared {
         if let Some(request) = xrc.answered.take() {
             circuits.retire(request);
         }
-        if xrc.own != 0 {
-            circuits.forget(xrc.own);
-        }
         if tell {
             self.notify_end(control);
         }
     }
 
-    /// Sends the notice of the end, unless it was sent or the peer does not know it.
+    /// Sends the notice of the end, unless it was sent or the peer does not know it. Until the
+    /// answer, what the peer's requests may access is kept: the peer may have told its end first,
+    /// while they were under way.
     fn notify_end(&self, control: &mut Control) {
         let xrc = &mut control.xrc;
         if xrc.told || xrc.peer == 0 {
@@ -497,7 +501,7 @@ impl Shared {
                 to: xrc.peer,
                 from: xrc.own,
             };
-            // the peer may access the block, and use keys, until it has been told
+            // the peer may access the block, and use keys, until it has answered
             let target = self.ends.lock().target.clone();
             let block = control.block.as_ref();
             let kept = block.map(|block| Kept::of(block, target.as_deref()));
@@ -509,7 +513,7 @@ impl Shared {
     /// Requests that the device has not flushed end with the circuit, which then must not live
     /// longer than its users.
     pub(super) fn release_unflushed(&self) {
-        if self.slots.tx.outstanding() != 0
+        if self.slots.has_requests()
             && let Some(circuit) = self.own_circuit()
             && let Ok(circuits) = self.circuits()
         {
@@ -517,8 +521,14 @@ impl Shared {
         }
     }
 
-    /// Releases the circuits, after the requests have completed.
+    /// Releases the circuits, after the requests have completed. Until then the peer's notice of
+    /// the end finds the endpoint, and its answer waits for them.
     pub(super) fn drop_ends(&self, control: &mut Control) {
+        if control.xrc.own != 0
+            && let Ok(circuits) = self.circuits()
+        {
+            circuits.forget(control.xrc.own);
+        }
         let ends = std::mem::take(&mut *self.ends.lock());
         if let Some(target) = &ends.target {
             self.leave_target(control, target);
@@ -648,7 +658,6 @@ impl CircuitUser for Shared {
                 // its introduction was in the answer, and no notice of the end follows
                 Self::leave_directory(&mut control);
             }
-            self.notify_end(&mut control);
         } else {
             drop(control);
             let error = FiErrno::ECONNABORTED;
@@ -760,11 +769,26 @@ impl CircuitUser for Shared {
 
     fn peer_ended(&self) {
         self.conn.qp_failed();
+        if let Ok(circuits) = self.circuits() {
+            circuits.tell_end(self.user());
+        }
     }
 
     fn has_requests(&self) -> bool {
         let shares = |circuit: Arc<Circuit>| circuit.is_shared() && !circuit.has_failed();
-        self.slots.tx.outstanding() != 0 && self.own_circuit().is_some_and(shares)
+        // The request by which a deferred operation fails is recorded before this flag is cleared.
+        let follow = self.slots.needs_progress();
+        (follow || self.slots.has_requests()) && self.own_circuit().is_some_and(shares)
+    }
+
+    fn progress_requests(&self) {
+        // a control call is under way: the next look polls
+        let Some(control) = self.control.try_lock() else {
+            return;
+        };
+        if let Some((binding, _)) = control.engine_queue() {
+            let _ = binding.cq.progress_engine_requests();
+        }
     }
 
     fn progress_mark(&self) -> u32 {
@@ -773,9 +797,18 @@ impl CircuitUser for Shared {
 
     fn tell_end(&self) {
         let mut control = self.control.lock();
-        // the close of an endpoint has told it
-        if !self.conn.state.is(State::Closed) {
-            self.notify_end(&mut control);
+        // `close` tells the end itself, and so does a connection that was not complete
+        if !self.conn.state.is(State::Disconnected) {
+            return;
+        }
+        self.notify_end(&mut control);
+        drop(control);
+        // no revocation can be sent any more
+        self.slots.engine_requests.want(false);
+        // Posts check the state under this lock: those that precede the end are recorded now, and
+        // none follows but the failures of deferred operations.
+        if let Some(side) = self.tx.lock().as_mut() {
+            side.cancel_deferred();
         }
     }
 

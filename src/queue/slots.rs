@@ -559,6 +559,16 @@ impl EndpointSlots {
         }
     }
 
+    /// Whether one of the engine's own requests, or the probe, is outstanding.
+    pub(crate) fn has_engine_requests(&self) -> bool {
+        self.engine_requests.are_under_way() || self.probe.pending.load(Ordering::Acquire)
+    }
+
+    /// Whether a transmit request of any kind is outstanding.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.has_engine_requests() || self.tx.outstanding() != 0
+    }
+
     pub(crate) fn notify_failure(&self) {
         if let Some(owner) = self.owner.get().and_then(Weak::upgrade) {
             owner.operation_failed();

@@ -553,7 +553,7 @@ fn retired(host: &Host) -> usize {
 }
 
 /// Waits until no key is reserved.
-fn await_free_keys(host: &Host) {
+pub(super) fn await_free_keys(host: &Host) {
     let start = Instant::now();
     while retired(host) != 0 {
         assert!(start.elapsed() < LIMIT, "keys stay reserved");
@@ -562,7 +562,7 @@ fn await_free_keys(host: &Host) {
 }
 
 /// Waits for the numbers of notices that are awaited, and of those that linger.
-fn await_notices(host: &Host, reached: impl Fn((usize, usize)) -> bool) {
+pub(super) fn await_notices(host: &Host, reached: impl Fn((usize, usize)) -> bool) {
     let start = Instant::now();
     while !reached(host.domain.circuits().unwrap().notices()) {
         assert!(start.elapsed() < LIMIT, "a notice is awaited");

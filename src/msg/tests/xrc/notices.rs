@@ -1,7 +1,9 @@
 //! What is kept for the requests of a connection that has ended, and which ends are told.
 
-use super::super::keys::kind;
-use super::ends::Pair;
+use std::sync::atomic::Ordering;
+
+use super::super::keys::{TARGET, kind};
+use super::ends::{Pair, await_free_keys, await_notices};
 use super::*;
 
 /// Two connections on one circuit of the client, with application keys.
@@ -19,6 +21,131 @@ fn send(ep: &Endpoint, source: &Buffer, context: usize) {
     let (iov, desc) = source.part(0, LEN);
     // SAFETY: tests keep their buffers until completion.
     unsafe { ep.send(LocalIov::single(&iov, &desc), context) }.unwrap();
+}
+
+/// Posts a write with key 5.
+fn write(ep: &Endpoint, source: &Buffer, context: usize) {
+    let (iov, desc) = source.part(0, LEN);
+    // SAFETY: as in `send`.
+    unsafe { ep.write(LocalIov::single(&iov, &desc), 0, 5, context) }.unwrap();
+}
+
+/// Waits for a completion, or for the error of an operation that was cancelled.
+fn completed_or_cancelled(host: &Host) {
+    match host.cq.sread(1, 1, Some(LIMIT), &mut |_: &Completion| {}) {
+        Ok(1) => {}
+        Err(FiErrno::EAVAIL) => {
+            let error = host.cq.read_error().unwrap();
+            assert_eq!(error.err, FiErrno::ECANCELED);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The requests of the engine that look a key up wait on a circuit that others use. The peer closes
+/// its endpoint meanwhile: its block is not free before they have been executed.
+#[test]
+fn a_notice_is_answered_behind_the_requests_of_the_engine() {
+    let ([client, server], pairs) = two_pairs(&device());
+    let _target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
+    let source = Buffer::all(&client.domain, LEN);
+    let sink = Buffer::all(&server.domain, LEN);
+    send(&pairs[1].0, &source, 3);
+    write(&pairs[0].0, &source, 4);
+    let slots = &pairs[0].0.shared.slots;
+    assert!(slots.has_engine_requests());
+    pairs[0].1.close();
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    // the time in which a notice is answered, if nothing is under way
+    std::thread::sleep(Duration::from_millis(200));
+    server.post(&sink);
+    assert_eq!(client.completion().context, 3);
+    assert_eq!(server.completion().context, 7);
+    let failed = client.cq.sread(1, 1, Some(LIMIT), &mut |_: &Completion| {});
+    assert_eq!(failed, Err(FiErrno::EAVAIL));
+    let error = client.cq.read_error().unwrap();
+    let cancelled = (4, FiErrno::ECANCELED);
+    assert_eq!((error.completion.context, error.err), cancelled);
+    await_notices(&server, |notices| notices == (0, 0));
+    assert!(!slots.has_requests());
+    transfer((&client, &pairs[1].0), &server, 1);
+    transfer((&server, &pairs[1].1), &client, 2);
+}
+
+/// The side that ends a connection has requests under way on a circuit that others use. The other
+/// side closes its endpoint and its region: both stay until the requests have been executed.
+#[test]
+fn what_late_requests_access_is_kept_by_the_side_that_is_told() {
+    let ([client, server], pairs) = two_pairs(&device());
+    let target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
+    let source = Buffer::all(&client.domain, LEN);
+    let sink = Buffer::all(&server.domain, LEN);
+    write(&pairs[0].0, &source, 1);
+    assert_eq!(client.completion().context, 1);
+    send(&pairs[0].0, &source, 3);
+    write(&pairs[0].0, &source, 4);
+    pairs[0].0.shutdown().unwrap();
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+    pairs[0].1.close();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| target.region.close());
+        std::thread::sleep(Duration::from_millis(100));
+        server.post(&sink);
+        assert_eq!(client.completion().context, 3);
+        assert_eq!(server.completion().context, 7);
+        // if the keys were returned before the second write, it was not posted
+        completed_or_cancelled(&client);
+        closing.join().unwrap().unwrap();
+    });
+    await_free_keys(&server);
+    await_notices(&server, |notices| notices == (0, 0));
+    transfer((&client, &pairs[1].0), &server, 1);
+    transfer((&server, &pairs[1].1), &client, 2);
+}
+
+/// A context that is closed waits for the peer that has ended a connection: its message must not
+/// find a queue that has ended.
+#[test]
+fn a_context_waits_for_the_late_requests_of_a_peer_that_has_told_its_end() {
+    let ([client, server], pairs) = two_pairs(&device());
+    let source = Buffer::all(&client.domain, LEN);
+    let sink = Buffer::all(&server.domain, LEN);
+    send(&pairs[0].0, &source, 3);
+    pairs[0].0.shutdown().unwrap();
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+    pairs[0].1.close();
+    let returned = std::sync::atomic::AtomicBool::new(false);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            server.srx.await_notices();
+            returned.store(true, Ordering::Release);
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let waits = !returned.load(Ordering::Acquire);
+        // it waits at most 1 s
+        assert!(waits || begin.elapsed() > Duration::from_millis(800));
+        server.post(&sink);
+        assert_eq!(client.completion().context, 3);
+        assert_eq!(server.completion().context, 7);
+    });
+    transfer((&client, &pairs[1].0), &server, 1);
+}
+
+/// The circuit fails, and the application closes its endpoint before the driver has told the peer.
+#[test]
+fn the_close_behind_a_failure_is_told() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (dials, _accepts) = connect((&client, &server), addr, 0, |_| {});
+    let own = client.domain.driver().unwrap();
+    let own_events = own.dispatcher().registry();
+    circuit(&dials).fail();
+    dials.close();
+    drop(own_events);
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
 }
 
 /// A circuit breaks by a request of an endpoint whose connection has ended, or which is being
