@@ -201,7 +201,7 @@ impl EventQueue {
     /// If a peek takes the request of [`Event::ConnReq`], the caller then calls [`Self::end_peek`].
     ///
     /// Does not wait for an event. The reader of [`Event::Shutdown`] first moves the endpoint's
-    /// completions to the completion queues, which takes at most 0.45 s and acquires locks of the
+    /// completions to the completion queues, which takes at most 0.55 s and acquires locks of the
     /// connection and of the queues (`docs/locking.md`). `take` runs with the queue's lock held and
     /// must not call the engine.
     ///

@@ -70,8 +70,8 @@ impl<L: EngineLink> RevocationNotifier<L> {
             return false;
         };
         let sge = word(self.block.sink());
-        // SAFETY: the block lives as long as the queue pair, and at most one such read is
-        // outstanding.
+        // SAFETY: the directory owns the allocation of the block, and ends its registration before
+        // its memory. At most one such read of an endpoint is outstanding.
         unsafe {
             self.link.post_engine_request(
                 EngineRequest::Settled,

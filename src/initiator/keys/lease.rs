@@ -119,8 +119,10 @@ impl<L: Link> PeerKeys<L> {
             .is_under_way(EngineRequest::Lookup);
         self.fenced = looks_up || self.link.is_outstanding(self.last_read);
         let (kind, write) = (EngineRequest::Acknowledge, SendOpcode::Write);
-        // SAFETY: the block lives as long as the queue pair, and this side overwrites the word only
-        // after this request has completed.
+        // SAFETY: the directory owns the allocation of the block, and ends its registration before
+        // its memory. This side overwrites the word only after this request has completed. A
+        // request that is left on a circuit of XRC (`await_flush`) may read a word of the block's
+        // next user, for a connection that has ended.
         let posted = unsafe {
             self.link
                 .post_engine_request(kind, write, sge, to, 0, self.fenced)

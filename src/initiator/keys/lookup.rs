@@ -86,7 +86,8 @@ impl<L: Link> PeerKeys<L> {
             length: read.words as u32 * 8,
             lkey: scratch.lkey(),
         };
-        // SAFETY: `self` owns the words and outlives the requests of its queue pair.
+        // SAFETY: `self` owns the words. Their registration ends before their memory, so a request
+        // that is under way then, on a circuit of XRC, does not access it.
         let posted = unsafe {
             let (kind, from) = (EngineRequest::Lookup, (read.addr, read.rkey));
             let opcode = if read.claim {
