@@ -411,14 +411,18 @@ impl Qp {
         rq.flow = Flow::Open;
         rq.flush_deadline = 0;
         rq.received = 0;
-        self.send_done.store(0, Ordering::Relaxed);
-        self.recv_done.store(0, Ordering::Relaxed);
+        #[cfg(test)]
+        meanwhile::run(meanwhile::At::Purge);
         for cq in [sq.cq, rq.cq] {
             // SAFETY: NULL, or a completion queue, whose memory is never freed.
             if let Some(cq) = unsafe { cq.as_ref() } {
                 cq.purge(self.number());
             }
         }
+        // Behind the removal: until then, a thread that polls can take a completion of the queue
+        // pair and store its count.
+        self.send_done.store(0, Ordering::Relaxed);
+        self.recv_done.store(0, Ordering::Relaxed);
         let waits = map.u32(at + layout::WAITING).swap(0, Ordering::SeqCst) != 0;
         fence(Ordering::SeqCst);
         let waits_for_ring = self.ring_is_awaited();
@@ -486,5 +490,42 @@ impl Qp {
         self.state.store(state, Ordering::Relaxed);
         // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
         unsafe { (*self.as_ptr()).state = state };
+    }
+}
+
+/// What another thread does at a moment of a reset or of a failure, for tests.
+#[cfg(test)]
+pub(crate) mod meanwhile {
+    use std::cell::Cell;
+
+    /// The moment, in the thread that resets the queue pair or fails it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum At {
+        /// A reset, before it removes completions. Both queues are locked.
+        Purge,
+    }
+
+    type Action = Box<dyn FnOnce()>;
+
+    thread_local!(static NEXT: Cell<Option<(At, Action)>> = const { Cell::new(None) });
+
+    /// Runs `action` once, when this thread is there next.
+    pub(crate) fn once(at: At, action: impl FnOnce() + 'static) {
+        NEXT.set(Some((at, Box::new(action))));
+    }
+
+    /// Whether the action has not run yet.
+    pub(crate) fn is_left() -> bool {
+        let next = NEXT.take();
+        let left = next.is_some();
+        NEXT.set(next);
+        left
+    }
+
+    pub(super) fn run(at: At) {
+        match NEXT.take() {
+            Some((there, action)) if there == at => action(),
+            other => NEXT.set(other),
+        }
     }
 }

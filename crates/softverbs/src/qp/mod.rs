@@ -38,6 +38,8 @@ mod xrc_send;
 mod xrc_target;
 
 pub(crate) use datagram::notify as notify_datagram;
+#[cfg(test)]
+pub(crate) use fail::meanwhile;
 pub(crate) use fail::return_header;
 pub(crate) use fast_path::deliver_fast;
 pub(crate) use modify::{address_good, modify, modify_now, query};

@@ -2,6 +2,7 @@
 
 #[cfg(not(loom))]
 mod agents;
+mod failures;
 mod late_claims;
 mod locks;
 mod objects;
