@@ -246,13 +246,9 @@ impl Qp {
     }
 
     /// Ends the wait of the first request. If it had the turn at a full ring, the turn passes to
-    /// other queue pairs.
+    /// other queue pairs. A datagram keeps the turn while it waits for another reason than room.
     pub(super) fn end_wait(&self, sq: &mut SendQueue) {
-        let waited = sq
-            .wait
-            .take()
-            .is_some_and(|wait| wait.reason == Reason::Room);
-        if waited
+        if sq.wait.take().is_some()
             && sq.kind == IBV_QPT_UD
             && let Some(peer) = &sq.peer
             && peer.leave_turn(self.number())

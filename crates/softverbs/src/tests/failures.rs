@@ -1,12 +1,18 @@
 //! Queue pairs that are reset or fail, at a particular moment of another call.
 
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
+use crate::peer::Push;
 use crate::process::Process;
 use crate::qp::meanwhile::{self, At};
-use crate::testing::{Buffer, End, RECVS, attributes};
+use crate::qp::{Qp, Went};
+use crate::ring::{Header, op};
+use crate::testing::{Buffer, End, RECVS, attributes, device, send_wr, verbs};
+
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The attributes of a change from RESET to INIT.
 const TO_INIT: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -20,6 +26,17 @@ fn move_to(end: &End, state: u32, mask: u32) {
 
 fn post_recv(end: &End, buffer: &Buffer, len: usize) {
     assert_eq!(end.post_recv(&mut [buffer.sge(len)], 1), 0);
+}
+
+/// The next completion.
+fn next(end: &End) -> ibv_wc {
+    let begin = Instant::now();
+    loop {
+        if let Some(done) = end.poll() {
+            return done;
+        }
+        assert!(begin.elapsed() < LIMIT, "nothing completes");
+    }
 }
 
 /// A thread that polls takes a completion of the queue pair before the reset removes the others.
@@ -37,4 +54,71 @@ fn a_poll_during_a_reset_uses_no_receive_of_the_next_connection() {
     assert!(!meanwhile::is_left());
     move_to(&end, IBV_QPS_INIT, TO_INIT);
     (0..RECVS).for_each(|_| post_recv(&end, &buffer, 64));
+}
+
+/// A queue pair for datagrams that sends them to itself.
+struct Datagrams {
+    end: End,
+    ah: *mut ibv_ah,
+    buffer: Buffer,
+}
+
+impl Datagrams {
+    fn new() -> Self {
+        let end = End::new(IBV_QPT_UD, false);
+        for (state, mask) in [
+            (IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+            (IBV_QPS_RTR, 0),
+            (IBV_QPS_RTS, IBV_QP_SQ_PSN),
+        ] {
+            move_to(&end, state, mask);
+        }
+        let mut address = attributes(0).ah_attr;
+        // SAFETY: a live domain, and a valid address.
+        let ah = unsafe { (verbs().ibv_create_ah)(device().pd, &raw mut address) };
+        assert!(!ah.is_null(), "{}", std::io::Error::last_os_error());
+        let buffer = Buffer::new(64);
+        Self { end, ah, buffer }
+    }
+
+    fn post(&self) {
+        let mut sge = self.buffer.sge(8);
+        let mut wr = send_wr(IBV_WR_SEND);
+        (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+        (wr.wr.ud.ah, wr.wr.ud.remote_qpn) = (self.ah, self.end.number());
+        assert_eq!(self.end.post_send(&mut wr), 0);
+    }
+}
+
+impl Drop for Datagrams {
+    fn drop(&mut self) {
+        // SAFETY: live, and not used afterwards.
+        assert_eq!(unsafe { (verbs().ibv_destroy_ah)(self.ah) }, 0);
+    }
+}
+
+/// A datagram that has the turn at a full ring waits for late messages when its queue pair fails.
+#[test]
+fn a_failed_queue_pair_has_no_turn_at_a_full_ring() {
+    let (first, second) = (Datagrams::new(), Datagrams::new());
+    // makes the ring
+    first.post();
+    assert_eq!(next(&first.end).status, IBV_WC_SUCCESS);
+    let process = Process::current().unwrap();
+    let peer = process.peer(process.slot).unwrap();
+    let nobody = Header {
+        op: op::SEND,
+        dst_qpn: u32::MAX,
+        ..Header::default()
+    };
+    let push = || peer.push(process.signature(), &nobody, |_| {});
+    while push() == Push::Sent {}
+    first.post();
+    process.push_later(&peer, nobody);
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::from_ptr(first.end.qp) };
+    assert_eq!(qp.have_turn(), Went::Waits);
+    move_to(&first.end, IBV_QPS_ERR, 0);
+    second.post();
+    assert_eq!(next(&second.end).status, IBV_WC_SUCCESS);
 }
