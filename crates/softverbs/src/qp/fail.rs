@@ -323,6 +323,10 @@ impl Qp {
             return;
         }
         if is_it(&sq.peer) {
+            if sq.pending.live() {
+                // The peer may have ended while it held one, which only this call takes back.
+                self.take_all_back(&mut sq);
+            }
             sq.peer = None;
             sq.conn = None;
         }

@@ -175,6 +175,16 @@ impl Qp {
         self.finish_taken(sq, taken);
     }
 
+    /// As a receiver that is killed while it copies the first pending message. Returns whether
+    /// there is one.
+    #[cfg(test)]
+    pub(crate) fn hold_pending(&self) -> bool {
+        let map = self.map();
+        let seen = PendingView::read(map, self.at());
+        let held = seen.and_then(|seen| seen.hold(map, seen.word(map)));
+        held.is_some_and(|word| word.count() > 0)
+    }
+
     /// Completes the `count` messages that the receiver took.
     fn finish_taken(&self, sq: &mut SendQueue, count: u32) {
         sq.pending.news = false;

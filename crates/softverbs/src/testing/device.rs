@@ -155,6 +155,15 @@ impl End {
     pub(crate) fn connect_with(&self, dest: u32, rnr_retry: u8) {
         let mut attr = attributes(dest);
         attr.rnr_retry = rnr_retry;
+        self.connect_as(attr);
+    }
+
+    /// As [`Self::connect`], with these attributes.
+    #[cfg(test)]
+    pub(crate) fn connect_as(&self, mut attr: ibv_qp_attr) {
+        // SAFETY: live.
+        let reliable = unsafe { (*self.qp).qp_type } != IBV_QPT_UC;
+        let if_reliable = |mask| if reliable { mask } else { 0 };
         for (state, mask) in [
             (
                 IBV_QPS_INIT,
@@ -166,16 +175,17 @@ impl End {
                     | IBV_QP_PATH_MTU
                     | IBV_QP_DEST_QPN
                     | IBV_QP_RQ_PSN
-                    | IBV_QP_MAX_DEST_RD_ATOMIC
-                    | IBV_QP_MIN_RNR_TIMER,
+                    | if_reliable(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
             ),
             (
                 IBV_QPS_RTS,
                 IBV_QP_SQ_PSN
-                    | IBV_QP_TIMEOUT
-                    | IBV_QP_RETRY_CNT
-                    | IBV_QP_RNR_RETRY
-                    | IBV_QP_MAX_QP_RD_ATOMIC,
+                    | if_reliable(
+                        IBV_QP_TIMEOUT
+                            | IBV_QP_RETRY_CNT
+                            | IBV_QP_RNR_RETRY
+                            | IBV_QP_MAX_QP_RD_ATOMIC,
+                    ),
             ),
         ] {
             attr.qp_state = state;

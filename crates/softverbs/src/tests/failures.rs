@@ -9,7 +9,7 @@ use crate::peer::Push;
 use crate::process::Process;
 use crate::qp::meanwhile::{self, At};
 use crate::qp::{Qp, Went};
-use crate::ring::{Header, op};
+use crate::ring::{Header, MAX_PAYLOAD, op};
 use crate::testing::{Buffer, End, RECVS, attributes, device, send_wr, verbs};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -26,6 +26,13 @@ fn move_to(end: &End, state: u32, mask: u32) {
 
 fn post_recv(end: &End, buffer: &Buffer, len: usize) {
     assert_eq!(end.post_recv(&mut [buffer.sge(len)], 1), 0);
+}
+
+fn post_send(end: &End, buffer: &Buffer, len: usize) {
+    let mut sge = buffer.sge(len);
+    let mut wr = send_wr(IBV_WR_SEND);
+    (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+    assert_eq!(end.post_send(&mut wr), 0);
 }
 
 /// The next completion.
@@ -121,4 +128,21 @@ fn a_failed_queue_pair_has_no_turn_at_a_full_ring() {
     move_to(&first.end, IBV_QPS_ERR, 0);
     second.post();
     assert_eq!(next(&second.end).status, IBV_WC_SUCCESS);
+}
+
+/// The receiver of an unreliable connection is killed while it copies a pending message.
+#[test]
+fn a_message_that_an_ended_receiver_held_completes() {
+    let (end, other) = (End::new(IBV_QPT_UC, false), End::new(IBV_QPT_UC, false));
+    end.connect(other.number());
+    other.connect(end.number());
+    // longer than a message in the ring
+    let buffer = Buffer::new(2 * MAX_PAYLOAD);
+    post_send(&end, &buffer, 2 * MAX_PAYLOAD);
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::from_ptr(end.qp) };
+    assert!(qp.hold_pending());
+    let process = Process::current().unwrap();
+    qp.peer_died(&process.peer(process.slot).unwrap());
+    assert_eq!(next(&end).status, IBV_WC_SUCCESS);
 }
