@@ -641,10 +641,11 @@ mod tests {
             let flags = libc::fcntl((*context).async_fd, libc::F_GETFL);
             libc::fcntl((*context).async_fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
             // one event that another thread handles during the call, and one that is unread
-            Qp::from_ptr((*id).qp).fail_asynchronously(IBV_EVENT_QP_FATAL);
+            let qp = Qp::from_ptr((*id).qp);
+            qp.fail_asynchronously(qp.incarnation(), IBV_EVENT_QP_FATAL);
             let (mut event, of) = next_event(context).unwrap();
             assert_eq!(of, (*id).qp);
-            Qp::from_ptr((*id).qp).raise(IBV_EVENT_QP_ACCESS_ERR);
+            qp.raise(IBV_EVENT_QP_ACCESS_ERR);
             let handled = AtomicBool::new(false);
             let event = SendPtr(&raw mut event);
             std::thread::scope(|scope| {

@@ -207,9 +207,10 @@ impl Qp {
         };
         // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
+        let incarnation = rq.incarnation;
         drop(rq);
         if status != IBV_WC_SUCCESS {
-            self.fail_quietly();
+            self.fail_quietly(incarnation);
         }
     }
 
@@ -230,9 +231,10 @@ impl Qp {
         let cqe = self.datagram_completion(taken.wr_id, header, status);
         // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
+        let incarnation = rq.incarnation;
         drop(rq);
         if status != IBV_WC_SUCCESS {
-            self.fail_quietly();
+            self.fail_quietly(incarnation);
         }
     }
 

@@ -69,19 +69,22 @@ impl Qp {
     /// Delivers the messages that were in the ring before the queue pair failed, and flushes its
     /// other receives. The caller holds no lock.
     pub(crate) fn flush_closing(&self) {
-        let slot = {
+        let (slot, incarnation) = {
             let rq = self.rq.lock();
-            match rq.flow {
+            let slot = match rq.flow {
                 Flow::Open | Flow::Closed => return,
                 Flow::Closing => Some(split_qp_num(rq.dest).0),
                 Flow::Refusing => None,
-            }
+            };
+            (slot, rq.incarnation)
         };
         if let Some(slot) = slot {
+            #[cfg(test)]
+            meanwhile::run(meanwhile::At::Drain);
             self.process().drain_ring_of(slot);
         }
         let mut rq = self.rq.lock();
-        if matches!(rq.flow, Flow::Closing | Flow::Refusing) {
+        if incarnation == rq.incarnation && matches!(rq.flow, Flow::Closing | Flow::Refusing) {
             self.flush_unless_written(&mut rq);
         }
     }
@@ -205,11 +208,16 @@ impl Qp {
         }
     }
 
-    /// Fails the queue pair for a reason other than its own requests, and raises `event`.
+    /// Fails the queue pair for a reason other than its own requests, and raises `event`. Does
+    /// nothing if another incarnation has begun since the caller found the reason in `incarnation`.
     #[cold]
-    pub(crate) fn fail_asynchronously(&self, event: ibv_event_type) {
+    pub(crate) fn fail_asynchronously(&self, incarnation: u32, event: ibv_event_type) {
+        #[cfg(test)]
+        meanwhile::run(meanwhile::At::Fail);
         let mut sq = self.sq.lock();
-        if matches!(self.state(), IBV_QPS_RESET | IBV_QPS_ERR | DESTROYED) {
+        if incarnation != self.incarnation()
+            || matches!(self.state(), IBV_QPS_RESET | IBV_QPS_ERR | DESTROYED)
+        {
             return;
         }
         self.fail(&mut sq, IBV_WC_WR_FLUSH_ERR);
@@ -217,11 +225,17 @@ impl Qp {
     }
 
     /// Fails the queue pair for a message that could not be delivered and that a completion has
-    /// already reported. The messages behind it are not delivered either.
+    /// already reported. The messages behind it are not delivered either. Does nothing if another
+    /// incarnation than that of the message has begun.
     #[cold]
-    pub(super) fn fail_quietly(&self) {
+    pub(super) fn fail_quietly(&self, incarnation: u32) {
+        #[cfg(test)]
+        meanwhile::run(meanwhile::At::Fail);
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
+        if incarnation != rq.incarnation {
+            return;
+        }
         self.fail_locked(&mut sq, &mut rq, IBV_WC_WR_FLUSH_ERR);
         if self.state() == IBV_QPS_ERR && rq.flow != Flow::Closed {
             rq.flow = Flow::Refusing;
@@ -277,11 +291,12 @@ impl Qp {
             && ours.state() != IBV_QPS_ERR
             && shared.incarnation() == ours.incarnation()
         {
-            self.fail_asynchronously(match shared.fault() {
+            let event = match shared.fault() {
                 Fault::Access => IBV_EVENT_QP_ACCESS_ERR,
                 Fault::Request => IBV_EVENT_QP_REQ_ERR,
                 Fault::Fatal | Fault::Asked => IBV_EVENT_QP_FATAL,
-            });
+            };
+            self.fail_asynchronously(ours.incarnation(), event);
         }
         self.notice_holder();
     }
@@ -291,16 +306,17 @@ impl Qp {
         if self.state() == DESTROYED {
             return;
         }
-        let cqs = {
+        let (cqs, incarnation) = {
             let sq = self.sq.lock();
-            [sq.cq, self.rq.lock().cq]
+            let rq = self.rq.lock();
+            ([sq.cq, rq.cq], rq.incarnation)
         };
         let overrun = cqs
             .iter()
             // SAFETY: NULL, or a completion queue, whose memory is never freed.
             .any(|cq| unsafe { cq.as_ref() }.is_some_and(crate::cq::Cq::is_overrun));
         if overrun {
-            self.fail_asynchronously(IBV_EVENT_QP_FATAL);
+            self.fail_asynchronously(incarnation, IBV_EVENT_QP_FATAL);
         }
     }
 
@@ -507,6 +523,10 @@ pub(crate) mod meanwhile {
     pub(crate) enum At {
         /// A reset, before it removes completions. Both queues are locked.
         Purge,
+        /// It has found a reason to fail the queue pair, and has no lock of it.
+        Fail,
+        /// A flush of the receives, before it takes the last messages. It has no lock.
+        Drain,
     }
 
     type Action = Box<dyn FnOnce()>;

@@ -389,6 +389,17 @@ impl Qp {
         self.index
     }
 
+    /// The present incarnation. It changes while both queues are locked.
+    pub(crate) fn incarnation(&self) -> u32 {
+        StateWord(self.word.load(Ordering::Relaxed)).incarnation()
+    }
+
+    /// Whether the receives of the failed queue pair are still to be flushed.
+    #[cfg(test)]
+    pub(crate) fn awaits_flush(&self) -> bool {
+        self.rq.lock().flow == Flow::Closing
+    }
+
     /// The protection domain and the access rights that this queue pair grants to the queue pair
     /// `from` of the requester, if `from` is connected to this incarnation and the requester is the
     /// process to which this queue pair is connected. Read from private memory only.

@@ -718,7 +718,8 @@ impl Inbound {
             Err(Stop::Moved) => self.follow(qp),
             Err(Stop::Broken) => {
                 self.phase = Phase::Broken;
-                qp.fail_asynchronously(IBV_EVENT_QP_REQ_ERR);
+                // The caller of a RESET excludes this call, so the ring is the incarnation's.
+                qp.fail_asynchronously(qp.incarnation(), IBV_EVENT_QP_REQ_ERR);
                 Err(self.ended())
             }
         }

@@ -314,16 +314,17 @@ pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, mess
     if !qp.accepts(&rq, from, header) || rq.shared().is_some() {
         return;
     }
+    let incarnation = rq.incarnation;
     if header.msn != rq.next || rq.next == rq.head {
         drop(rq);
-        qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
+        qp.fail_asynchronously(incarnation, IBV_EVENT_QP_FATAL);
         return;
     }
     let status = qp.deliver_to(&mut rq, ring, message);
     drop(rq);
     if status != IBV_WC_SUCCESS {
         // The completion reports the failure; no asynchronous event is raised.
-        qp.fail_quietly();
+        qp.fail_quietly(incarnation);
     }
 }
 
@@ -354,9 +355,10 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
         srq.give_back(index, from.slot);
         return;
     }
+    let incarnation = rq.incarnation;
     let Some(taken) = srq.take(index, from.slot) else {
         drop(rq);
-        qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
+        qp.fail_asynchronously(incarnation, IBV_EVENT_QP_FATAL);
         return;
     };
     rq.received = rq.received.wrapping_add(1);
@@ -364,7 +366,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
     let status = qp.complete_message(&rq, &receive, ring, message);
     drop(rq);
     if status != IBV_WC_SUCCESS {
-        qp.fail_quietly();
+        qp.fail_quietly(incarnation);
     }
 }
 

@@ -146,3 +146,77 @@ fn a_message_that_an_ended_receiver_held_completes() {
     qp.peer_died(&process.peer(process.slot).unwrap());
     assert_eq!(next(&end).status, IBV_WC_SUCCESS);
 }
+
+/// The application handles a failure, and prepares the queue pair for the next connection.
+fn prepare(end: &End) {
+    move_to(end, IBV_QPS_RESET, 0);
+    move_to(end, IBV_QPS_INIT, TO_INIT);
+}
+
+/// Two queue pairs that are connected to each other.
+fn pair() -> (End, Rc<End>) {
+    let (end, other) = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
+    end.connect(other.number());
+    other.connect(end.number());
+    (end, Rc::new(other))
+}
+
+/// A thread has found the reason of a failure, and another one has handled it meanwhile.
+fn a_late_failure_spares_the_next_connection(causes: impl FnOnce(&End, &End)) {
+    let (end, other) = pair();
+    causes(&end, &other);
+    let prepared = Rc::clone(&other);
+    meanwhile::once(At::Fail, move || prepare(&prepared));
+    let begin = Instant::now();
+    while meanwhile::is_left() {
+        // the reset removes the completion that reports the failure
+        assert!(other.poll().is_none());
+        assert!(begin.elapsed() < LIMIT, "no failure");
+    }
+    assert_eq!(other.state(), IBV_QPS_INIT);
+}
+
+#[test]
+fn a_message_that_is_too_long_spares_the_next_connection() {
+    let buffer = Buffer::new(64);
+    a_late_failure_spares_the_next_connection(|end, other| {
+        post_recv(other, &buffer, 8);
+        post_send(end, &buffer, 64);
+    });
+}
+
+#[test]
+fn a_request_that_is_refused_spares_the_next_connection() {
+    let buffer = Buffer::new(64);
+    a_late_failure_spares_the_next_connection(|end, _| {
+        let mut sge = buffer.sge(64);
+        let mut wr = send_wr(IBV_WR_RDMA_READ);
+        (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+        // of no region
+        wr.wr.rdma.rkey = 0;
+        assert_eq!(end.post_send(&mut wr), 0);
+    });
+}
+
+/// The next connection fails too, and its messages are not taken yet.
+#[test]
+fn a_flush_spares_the_next_connection() {
+    let (end, buffer) = (Rc::new(End::new(IBV_QPT_RC, false)), Buffer::new(64));
+    let connect_and_fail = move |end: &End| {
+        end.connect(end.number());
+        post_recv(end, &buffer, 64);
+        move_to(end, IBV_QPS_ERR, 0);
+    };
+    connect_and_fail(&end);
+    let again = Rc::clone(&end);
+    meanwhile::once(At::Drain, move || {
+        move_to(&again, IBV_QPS_RESET, 0);
+        connect_and_fail(&again);
+    });
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::from_ptr(end.qp) };
+    qp.flush_closing();
+    assert!(!meanwhile::is_left());
+    assert!(qp.awaits_flush());
+    assert_eq!(next(&end).status, IBV_WC_WR_FLUSH_ERR);
+}
