@@ -317,6 +317,25 @@ pub(crate) fn heavy_fence() {
         outlast_stores();
     }
     fence(Ordering::SeqCst);
+    #[cfg(test)]
+    heavy_fences::note();
+}
+
+/// The heavy fences that a thread has run, for tests.
+#[cfg(test)]
+pub(crate) mod heavy_fences {
+    use std::cell::Cell;
+
+    thread_local!(static COUNT: Cell<u64> = const { Cell::new(0) });
+
+    pub(super) fn note() {
+        COUNT.set(COUNT.get() + 1);
+    }
+
+    /// Their number, for this thread.
+    pub(crate) fn count() -> u64 {
+        COUNT.get()
+    }
 }
 
 /// Time after which the stores of all processors are visible to each other, in nanoseconds. A

@@ -252,9 +252,6 @@ impl Process {
     #[cold]
     fn flush_closing(&self) {
         self.progress_flags.set(progress_flags::CLOSING, false);
-        // Pairs with the light fence of senders: a sender publishes a message, executes a light
-        // fence, and checks whether the state is unchanged.
-        heavy_fence();
         for qp in self.qps.iter() {
             qp.flush_closing();
         }

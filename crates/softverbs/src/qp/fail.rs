@@ -16,7 +16,7 @@ use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
 use crate::srq::Claim;
-use crate::sync::Arc;
+use crate::sync::{Arc, heavy_fence};
 use crate::sys::{self, Res};
 
 /// The message that returns a claimed receive to its shared queue. `claim`: number of the queue and
@@ -79,6 +79,10 @@ impl Qp {
             (slot, rq.incarnation)
         };
         if let Some(slot) = slot {
+            // Pairs with the light fence of senders: a sender publishes a message, executes a light
+            // fence, and checks whether the state is unchanged. This queue pair can have failed
+            // behind the fence for another one.
+            heavy_fence();
             #[cfg(test)]
             meanwhile::run(meanwhile::At::Drain);
             self.process().drain_ring_of(slot);

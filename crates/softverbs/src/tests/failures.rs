@@ -1,5 +1,6 @@
 //! Queue pairs that are reset or fail, at a particular moment of another call.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use crate::process::Process;
 use crate::qp::meanwhile::{self, At};
 use crate::qp::{Qp, Went};
 use crate::ring::{Header, MAX_PAYLOAD, op};
+use crate::sync::heavy_fences;
 use crate::testing::{Buffer, End, RECVS, attributes, device, send_wr, verbs};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -219,4 +221,26 @@ fn a_flush_spares_the_next_connection() {
     assert!(!meanwhile::is_left());
     assert!(qp.awaits_flush());
     assert_eq!(next(&end).status, IBV_WC_WR_FLUSH_ERR);
+}
+
+/// A queue pair can fail while the messages of another one are taken for the last time, behind the
+/// fence of that one.
+#[test]
+fn the_last_messages_of_each_queue_pair_are_taken_behind_a_fence_of_its_own() {
+    let ends = [(); 2].map(|()| End::new(IBV_QPT_RC, false));
+    // SAFETY: live queue pairs.
+    let qps = ends.each_ref().map(|end| unsafe { Qp::from_ptr(end.qp) });
+    for end in &ends {
+        end.connect(end.number());
+        move_to(end, IBV_QPS_ERR, 0);
+    }
+    for qp in qps {
+        let before = heavy_fences::count();
+        let behind = Rc::new(Cell::new(before));
+        let drains = Rc::clone(&behind);
+        meanwhile::once(At::Drain, move || drains.set(heavy_fences::count()));
+        qp.flush_closing();
+        assert!(!meanwhile::is_left());
+        assert!(behind.get() > before);
+    }
 }
