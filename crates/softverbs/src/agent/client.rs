@@ -201,9 +201,13 @@ impl Link {
         self.state.lock().answered
     }
 
-    /// Removes a queue pair from the queue for a place.
-    pub(crate) fn leave(&self, qp: u32) {
-        self.state.lock().queue.retain(|&waiting| waiting != qp);
+    /// Removes a queue pair from the queue for a place. Returns true if it was there and others
+    /// wait: one of them may get a place now.
+    pub(crate) fn leave(&self, qp: u32) -> bool {
+        let mut state = self.state.lock();
+        let before = state.queue.len();
+        state.queue.retain(|&waiting| waiting != qp);
+        state.queue.len() != before && !state.queue.is_empty()
     }
 
     /// Releases a place; an answer that arrives later is dropped. Returns true if a queue pair

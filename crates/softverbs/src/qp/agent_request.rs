@@ -105,9 +105,11 @@ impl Qp {
                     let begun = self.begin_agent_request(&link, incarnation);
                     let Some(begun) = begun else {
                         self.wait_for_place(sq, &link);
+                        sq.queued_at = Some(link);
                         return None;
                     };
                     sq.agent_request = Some(begun);
+                    sq.queued_at = None;
                     // the limit for its answer begins now, not with the wait for the place
                     sq.wait = None;
                 }
@@ -157,15 +159,23 @@ impl Qp {
         })
     }
 
+    /// The first request waits for no place at an agent any more. A queue pair behind it in the
+    /// queue tries again.
+    pub(super) fn leave_agent_queue(&self, sq: &mut SendQueue) {
+        if let Some(link) = sq.queued_at.take()
+            && link.leave(self.index)
+        {
+            self.process().wake_up();
+        }
+    }
+
     /// Abandons the agent request of the first request. If the agent may still write into the
     /// receive that the request claimed from a shared queue, the agent returns the claim when it
     /// has finished; then the result is true.
     #[cold]
     pub(super) fn drop_agent_request(&self, sq: &mut SendQueue, claim: Option<(u32, u32)>) -> bool {
         let stamp = sq.conn.as_ref().map_or(0, |conn| conn.delivery.stamp);
-        if let Some(link) = sq.conn.as_ref().and_then(|conn| conn.peer.link()) {
-            link.leave(self.index);
-        }
+        self.leave_agent_queue(sq);
         let Some(agent_request) = sq.agent_request.take() else {
             return false;
         };

@@ -64,7 +64,7 @@ use rdma_core_sys::{
     IBV_QPT_RC, IBV_QPT_XRC_SEND, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
 };
 
-use crate::agent::Requester;
+use crate::agent::{Link, Requester};
 use crate::cq::Cq;
 use crate::delivery::receives;
 use crate::object::Context;
@@ -191,6 +191,8 @@ struct SendQueue {
     may_have_changed: bool,
     /// The agent request that the other end's agent executes for the first waiting request.
     agent_request: Option<agent_request::AgentRequest>,
+    /// The line to that agent, while the first waiting request is in the queue for a place there.
+    queued_at: Option<Arc<Link>>,
     /// There was no descriptor or memory for the line to that agent, when it was needed last.
     lacks_line: bool,
     /// Messages that consumed a receive of a shared receive queue, wrapping.

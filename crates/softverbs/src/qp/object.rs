@@ -75,6 +75,7 @@ impl SendQueue {
             begun: false,
             may_have_changed: false,
             agent_request: None,
+            queued_at: None,
             lacks_line: false,
             sent: 0,
             wait: None,

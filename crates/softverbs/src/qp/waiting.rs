@@ -108,6 +108,11 @@ impl Qp {
     /// heavy fence.
     #[cold]
     pub(super) fn note_wait(&self, sq: &mut SendQueue, reason: Reason) -> bool {
+        if reason != Reason::Agent {
+            // For example the other end was reset. The queue pairs behind this one do not wait for
+            // its next connection.
+            self.leave_agent_queue(sq);
+        }
         let fresh = match (&mut sq.conn, reason) {
             (Some(conn), Reason::Receive) => conn.ask_to_ring(self.number()),
             (_, Reason::Connection) => self.ask_for_state(sq),
@@ -248,6 +253,7 @@ impl Qp {
     /// Ends the wait of the first request. If it had the turn at a full ring, the turn passes to
     /// other queue pairs. A datagram keeps the turn while it waits for another reason than room.
     pub(super) fn end_wait(&self, sq: &mut SendQueue) {
+        self.leave_agent_queue(sq);
         if sq.wait.take().is_some()
             && sq.kind == IBV_QPT_UD
             && let Some(peer) = &sq.peer

@@ -17,7 +17,7 @@ use crate::registry::{ENTRY, Entry};
 use crate::segment::layout::{StateWord, qp, qp_num, split_qp_num};
 use crate::sync::Arc;
 use crate::sys::{self, BounceFile, Line, Listener};
-use crate::testing::{Buffer, End, device, send_wr};
+use crate::testing::{Buffer, End, attributes, device, send_wr};
 
 /// The next answer; `None`: the agent has closed the line.
 fn answer(line: &Line) -> Option<Reply> {
@@ -214,4 +214,66 @@ fn a_full_queue_of_connections_is_tried_again_soon() {
     execute(&agent, &next(&agent).unwrap());
     let done = until(|| end.poll());
     assert_eq!(done.status, IBV_WC_SUCCESS);
+}
+
+/// Two queue pairs of this process, connected to each other, whose requests wait for the next
+/// connection without a limit, or are lost.
+fn patient_pair(kind: ibv_qp_type) -> (End, End) {
+    let pair = (End::new(kind, false), End::new(kind, false));
+    for (end, other) in [(&pair.0, &pair.1), (&pair.1, &pair.0)] {
+        let mut attr = attributes(other.number());
+        attr.timeout = 0;
+        end.connect_as(attr);
+    }
+    pair
+}
+
+fn post_write(end: &End, buffer: &Buffer) {
+    let mut sge = buffer.sge(8);
+    let mut wr = send_wr(IBV_WR_RDMA_WRITE);
+    (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+    (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = buffer.place();
+    assert_eq!(end.post_send(&mut wr), 0);
+}
+
+/// As many queue pairs as there are places wait for one when their other ends are reset.
+#[test]
+fn a_queue_pair_without_a_connection_waits_for_no_place() {
+    let (process, _) = refusing();
+    let listener = Listener::bind(&name(process.slot, &process.identity)).unwrap();
+    let buffer = Buffer::new(64);
+    let users: Vec<_> = (0..PLACES).map(|_| pair()).collect();
+    for (end, _) in &users {
+        post_write(end, &buffer);
+    }
+    let agent = listener.accept().unwrap();
+    let mut requests: Vec<_> = std::iter::from_fn(|| next(&agent)).collect();
+    assert_eq!(requests.remove(0).kind, Kind::Hello);
+    assert_eq!(requests.len(), PLACES);
+    let mut later = Vec::new();
+    for kind in [IBV_QPT_RC, IBV_QPT_UC] {
+        let waiting: Vec<_> = (0..PLACES).map(|_| patient_pair(kind)).collect();
+        for (end, _) in &waiting {
+            post_write(end, &buffer);
+        }
+        for (_, other) in &waiting {
+            let mut attr = attributes(0);
+            attr.qp_state = IBV_QPS_RESET;
+            assert_eq!(other.modify(&mut attr, IBV_QP_STATE), 0);
+        }
+        for (end, _) in &waiting {
+            // the other end of a reliable one may be connected again
+            let done = end.poll().map(|done| done.status);
+            assert_eq!(done, (kind == IBV_QPT_UC).then_some(IBV_WC_SUCCESS));
+        }
+        later.push(pair());
+        let (end, _) = &later[later.len() - 1];
+        post_write(end, &buffer);
+        assert!(next(&agent).is_none(), "no place is free");
+        execute(&agent, &requests.remove(0));
+        requests.push(until(|| {
+            assert!(end.poll().is_none());
+            next(&agent)
+        }));
+    }
 }
