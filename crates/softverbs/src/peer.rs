@@ -1,5 +1,8 @@
 //! A process that has the device open. This process itself is also a peer, and is reached in the
 //! same way.
+//!
+//! In one file, because the ring, the doorbells and the line to the agent are opened by one
+//! [`Opener`], and end with the peer.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -49,6 +52,8 @@ pub(crate) struct Peer {
     life: Option<Life>,
     checked: AtomicU64,
     given_up: AtomicBool,
+    /// The receives that it had claimed from shared queues are posted again.
+    claims_returned: AtomicBool,
     /// Handling of datagrams while there is no ring: a [`WithoutRing`].
     without_ring: AtomicU8,
     out: Lock<Option<Producer>>,
@@ -333,6 +338,7 @@ impl Peer {
             life,
             checked: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
+            claims_returned: AtomicBool::new(false),
             without_ring: AtomicU8::new(WithoutRing::Waits as u8),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
@@ -512,6 +518,13 @@ impl Peer {
 
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the caller, which cleans up after the peer, is to return the receives that the
+    /// process of its slot has claimed. Only the first caller: later claims are those of the next
+    /// process with the slot.
+    pub(crate) fn begin_return_of_claims(&self) -> bool {
+        !self.claims_returned.swap(true, Ordering::Relaxed)
     }
 
     /// Handling of datagrams while there is no ring.

@@ -715,8 +715,10 @@ impl Process {
             drop(dead_peers);
             // Messages that the peer had sent before it ended are delivered.
             self.close_ring_of(&peer);
-            for srq in self.srqs.iter() {
-                srq.claimant_died(peer.slot);
+            if peer.begin_return_of_claims() {
+                for srq in self.srqs.iter() {
+                    srq.claimant_died(peer.slot);
+                }
             }
             for qp in self.qps.iter() {
                 qp.peer_died(&peer);

@@ -113,6 +113,29 @@ fn receives_are_returned_over_a_line_that_the_agent_closes() {
     assert!(srq.claimed(index, process.slot).is_none(), "not returned");
 }
 
+/// The cleanup is repeated for a queue pair that was connected meanwhile. The next process of the
+/// slot has claimed a receive since.
+#[test]
+fn the_second_cleanup_of_a_peer_returns_no_receives() {
+    let end = End::new(IBV_QPT_RC, true);
+    let buffer = Buffer::new(64);
+    let process = Process::current().unwrap();
+    let peer = process.peer(process.slot).unwrap();
+    // SAFETY: a live queue.
+    let srq = unsafe { Srq::from_ptr(end.srq) };
+    for left in [false, true] {
+        assert_eq!(end.post_recv(&mut [buffer.sge(64)], 1), 0);
+        let index = srq.claim_next(8).unwrap();
+        assert!(srq.claimed(index, process.slot).is_some());
+        process.request_cleanup(&peer);
+        process.clean_up_dead_peers();
+        assert_eq!(srq.claimed(index, process.slot).is_some(), left);
+        if left {
+            srq.give_back(index, process.slot);
+        }
+    }
+}
+
 /// The agent may have executed an atomic whose line breaks. If the other end was reset meanwhile, a
 /// request without an answer waits for the next connection, and is executed then.
 #[test]
