@@ -189,7 +189,7 @@ pub(super) fn lives(initiator: &impl Initiator, held: u64) -> bool {
 }
 
 /// Changes a word of a peer's region, through the queue pair of `gate`, and returns its earlier
-/// value. The address is a multiple of 8. Waits at most `wait` for the word's lock.
+/// value. The address in the request is a multiple of 8. Waits at most `wait` for the word's lock.
 ///
 /// # Errors
 /// [`AccessError`]; the word is unchanged.
@@ -227,6 +227,11 @@ pub(crate) fn change(
         return Err(AccessError::Dead);
     }
     let at = place.addr;
+    if !at.is_multiple_of(8) {
+        // Behind an aligned address of a zero-based region or window. The word would lie in two
+        // words, each with a lock of its own.
+        return Err(AccessError::Remote);
+    }
     if peer.refuses() {
         return Err(AccessError::Refused);
     }

@@ -1,5 +1,5 @@
-//! Atomics on a word whose lock another process holds, which may be stopped, and on a region whose
-//! owner publishes a wrong address.
+//! Atomics on a word whose lock another process holds, which may be stopped, on bytes of two words,
+//! and on a region whose owner publishes a wrong address.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -11,7 +11,7 @@ use crate::fuzz::stranger::{self, INDEX, KEY};
 use crate::process::Process;
 use crate::region::{LOCK_WAIT, hold_lock};
 use crate::segment::layout::{qp_num, region};
-use crate::testing::{Buffer, End, device, send_wr};
+use crate::testing::{Buffer, End, device, send_wr, verbs};
 
 /// An atomic that adds 5 to the first word of a buffer, the earlier value of which replaces the
 /// second one.
@@ -73,6 +73,34 @@ fn a_request_waits_for_the_holder_of_a_lock() {
         assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_SUCCESS));
         assert_eq!((buffer.word(0), buffer.word(1)), (5, 0));
     }
+}
+
+/// Two words have two locks, of which the atomics of verbs take one.
+#[test]
+fn an_atomic_on_bytes_of_two_words_is_refused() {
+    let (a, b) = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
+    a.connect(b.number());
+    b.connect(a.number());
+    let buffer = Buffer::new(16);
+    let (addr, _) = buffer.place();
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED;
+    let middle = std::ptr::without_provenance_mut(addr as usize + 4);
+    // SAFETY: memory of the buffer, which outlives the region.
+    let mr = unsafe { (verbs().ibv_reg_mr)(device().pd, middle, 8, access.cast_signed()) };
+    assert!(!mr.is_null(), "{}", std::io::Error::last_os_error());
+    let own = Buffer::new(8);
+    let mut sge = own.sge(8);
+    let mut wr = send_wr(IBV_WR_ATOMIC_FETCH_AND_ADD);
+    (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+    // SAFETY: live.
+    wr.wr.atomic.rkey = unsafe { (*mr).rkey };
+    wr.wr.atomic.compare_add = u64::MAX;
+    assert_eq!(a.post_send(&mut wr), 0);
+    let wc = a.poll().unwrap();
+    assert_eq!(wc.status, IBV_WC_REM_ACCESS_ERR);
+    assert_eq!((buffer.word(0), buffer.word(1)), (0, 0));
+    // SAFETY: live, and not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
 }
 
 /// Runs a call that must return within 20 s; otherwise the process ends, because a thread in an
