@@ -69,7 +69,8 @@ struct Window {
     /// The current key; without a binding, the key from which the next one is derived.
     key: Key,
     bound: Option<Bound>,
-    /// The key of the previous binding, if an initiator may still use it.
+    /// The key of the previous binding, if an initiator may still use it. Only the requests that
+    /// change the window find that none does: one that has invalidated the key waits for that.
     dying: Option<Dying>,
     /// [`Windows::free`] has begun: nothing is bound to it any more.
     closing: bool,
@@ -80,6 +81,12 @@ struct Window {
 struct Dying {
     key: Key,
     region: Key,
+}
+
+impl Dying {
+    fn in_use(self, owner: &Owner<'_>) -> bool {
+        owner.regions.in_use(owner.segment, self.key, owner.lives)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -256,8 +263,8 @@ impl Windows {
         if !self.any() {
             return Ok(then());
         }
-        let mut all = self.lock();
-        if all.values_mut().any(|window| window.reaches(owner, region)) {
+        let all = self.lock();
+        if all.values().any(|window| window.reaches(owner, region)) {
             return Err(Errno(libc::EBUSY));
         }
         Ok(then())
@@ -270,8 +277,8 @@ impl Windows {
     pub(crate) fn await_former(&self, owner: &Owner<'_>, region: Key) -> Res<()> {
         // At most one round for each window.
         for _ in 0..self.count.load(Ordering::Relaxed) {
-            let former = |window: &mut Window| window.former_key(owner, region);
-            let Some(key) = self.lock().values_mut().find_map(former) else {
+            let former = |window: &Window| window.former_key(owner, region);
+            let Some(key) = self.lock().values().find_map(former) else {
                 break;
             };
             // without the lock, because this waits for other processes
@@ -367,9 +374,7 @@ impl Window {
 
     /// Whether an initiator may still use the previous binding.
     fn in_use(&mut self, owner: &Owner<'_>) -> bool {
-        let used = self
-            .dying
-            .is_some_and(|dying| owner.regions.in_use(owner.segment, dying.key, owner.lives));
+        let used = self.dying.is_some_and(|dying| dying.in_use(owner));
         if !used {
             self.dying = None;
         }
@@ -377,13 +382,13 @@ impl Window {
     }
 
     /// The key of the previous binding, if it was to this region and an initiator may still use it.
-    fn former_key(&mut self, owner: &Owner<'_>, region: Key) -> Option<Key> {
-        let key = self.dying.filter(|dying| dying.region == region)?.key;
-        self.in_use(owner).then_some(key)
+    fn former_key(&self, owner: &Owner<'_>, region: Key) -> Option<Key> {
+        let former = self.dying.filter(|dying| dying.region == region)?;
+        former.in_use(owner).then_some(former.key)
     }
 
     /// Whether an initiator may access the region through the window.
-    fn reaches(&mut self, owner: &Owner<'_>, region: Key) -> bool {
+    fn reaches(&self, owner: &Owner<'_>, region: Key) -> bool {
         self.bound.is_some_and(|bound| bound.region == region)
             || self.former_key(owner, region).is_some()
     }

@@ -362,3 +362,26 @@ fn the_end_of_a_region_waits_for_an_access_through_a_former_window() {
     assert_eq!(asked.get(), 3);
     assert_eq!(end(&own.owner()), Ok(()));
 }
+
+/// The request that invalidates a window waits while the region is deregistered.
+#[test]
+fn the_end_of_a_region_leaves_a_request_that_waits_for_the_former_window() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let window = own.window(Kind::TwoB);
+    let key = next(window);
+    own.bind(&to(window, key, region, READ)).unwrap();
+    let word = announce::AT + announce::STRIDE * 3 + announce::HAZARDS;
+    let map = &own.segment.map;
+    map.u64(header::VISITORS).store(1 << 3, Ordering::SeqCst);
+    map.u64(word)
+        .store(u64::from(key.0) | 1 << 32, Ordering::SeqCst);
+    let owner = own.owner();
+    let invalidate = || own.windows.invalidate(&owner, key, PD);
+    assert_eq!(invalidate(), Ok(Progress::Used));
+    map.u64(word).store(0, Ordering::SeqCst);
+    own.windows.await_former(&owner, region).unwrap();
+    own.windows.unless_bound(&owner, region, || ()).unwrap();
+    assert_eq!(invalidate(), Ok(Progress::Done));
+    assert_eq!(invalidate(), BAD);
+}
