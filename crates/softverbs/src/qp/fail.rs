@@ -54,6 +54,11 @@ impl Qp {
         self.word.store(error.0, Ordering::Relaxed);
         self.flush_sends(sq, first);
         if rq.peer.is_none() {
+            // The process may have been opened since the queue pair was connected: from then on it
+            // can have a ring, with messages whose requests were successful.
+            self.adopt_sender(rq);
+        }
+        if rq.peer.is_none() {
             self.flush_receives(rq);
         } else if rq.flow == Flow::Open {
             // The ring's lock comes before the held locks in the lock order, so the rest is left to

@@ -396,6 +396,13 @@ impl Qp {
         StateWord(self.word.load(Ordering::Relaxed)).incarnation()
     }
 
+    /// As if the process of the other end could not have been opened when the queue pair was
+    /// connected.
+    #[cfg(test)]
+    pub(crate) fn forget_sender(&self) {
+        self.rq.lock().peer = None;
+    }
+
     /// Whether the receives of the failed queue pair are still to be flushed.
     #[cfg(test)]
     pub(crate) fn awaits_flush(&self) -> bool {

@@ -244,3 +244,25 @@ fn the_last_messages_of_each_queue_pair_are_taken_behind_a_fence_of_its_own() {
         assert!(behind.get() > before);
     }
 }
+
+/// The process of the sender was opened after the queue pair was connected.
+#[test]
+fn the_last_messages_of_a_process_that_was_opened_late_are_delivered() {
+    let (end, other) = pair();
+    let buffer = Buffer::new(64);
+    for _ in 0..4 {
+        post_recv(&other, &buffer, 64);
+    }
+    // SAFETY: a live queue pair.
+    unsafe { Qp::from_ptr(other.qp) }.forget_sender();
+    for _ in 0..3 {
+        post_send(&end, &buffer, 64);
+    }
+    move_to(&other, IBV_QPS_ERR, 0);
+    let statuses = [(); 4].map(|()| next(&other).status);
+    let success = IBV_WC_SUCCESS;
+    assert_eq!(statuses, [success, success, success, IBV_WC_WR_FLUSH_ERR]);
+    for _ in 0..3 {
+        assert_eq!(next(&end).status, IBV_WC_SUCCESS);
+    }
+}
