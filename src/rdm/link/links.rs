@@ -701,10 +701,16 @@ impl Links {
         Some(parts)
     }
 
-    /// Nothing more is posted to a link on a circuit.
+    /// Nothing more is posted to a link on a circuit. Requests of the key directory, which other
+    /// threads post without the endpoint's lock, are refused from now on, and those that were
+    /// posted count as under way ([`LinkRecord::is_under_way`]): the link leaves its circuit, whose
+    /// room they use, behind them.
     pub(in crate::rdm) fn begin_half_end(&mut self, key: LinkKey) {
         if let Some(link) = self.get_mut(key) {
             link.ending = Some(Ending::default());
+            if let Some(block) = &link.block {
+                block.poster.shut();
+            }
         }
     }
 

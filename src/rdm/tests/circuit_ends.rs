@@ -4,9 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::breaks;
 use super::endpoints::{End, Transport, domain};
 use super::nodes::Node;
+use super::rma::connected;
 use super::xrc::{exchange, open_at};
+use crate::mr::Peer as _;
 use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::{Executor, Todo};
@@ -62,6 +65,44 @@ fn an_end_is_awaited_while_requests_of_its_circuit_complete() {
         assert!(!is_up(io));
     });
     exchange(&a, &b);
+}
+
+/// A link that is being ended leaves its circuit when none of its requests is under way. The key
+/// directory posts none behind that: its completion would not give its room back.
+#[test]
+fn a_link_that_ends_posts_no_request_of_the_directory() {
+    let domain = breaks::domain(false);
+    let (a, _b, _) = connected(&domain, Transport::Xrc);
+    let link = a.key();
+    let (notifier, room) = a.end.state(|state| {
+        let record = state.io.links.get_mut(link).unwrap();
+        let notifier = Arc::clone(record.block.as_ref().unwrap().notifier());
+        let circuit = record.port.as_ref().unwrap().circuit.unwrap();
+        (notifier, Arc::clone(&queue(&mut state.io, circuit).room))
+    });
+    assert!(notifier.look().asked, "the link is open");
+    let limit = Instant::now() + LIMIT;
+    while !room.is_empty() {
+        assert!(a.end.poll().is_none());
+        assert!(Instant::now() < limit, "the READ does not complete");
+    }
+    let ended = || {
+        a.end.state(|state| {
+            if state.io.links.get_mut(link).unwrap().is_under_way() {
+                return false;
+            }
+            state.core.broken(link, &mut state.io);
+            assert_eq!(state.io.port_mut(link).unwrap().circuit, None);
+            assert!(!notifier.look().asked && room.is_empty());
+            true
+        })
+    };
+    while !ended() {
+        assert!(a.end.poll().is_none());
+        assert!(Instant::now() < limit, "a packet does not complete");
+    }
+    // wakes the driver
+    a.end.ep.shared().apply_event(|_, _| {});
 }
 
 /// A rejection that arrives behind the reply: the links of the circuit break, and are dialled
