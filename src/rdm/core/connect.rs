@@ -729,7 +729,7 @@ impl<I: Io> Core<I> {
         peer.begun = true;
         (peer.shows, peer.former) = (Some(reply.gives), None);
         peer.void = reply.ended.or(peer.void);
-        io.introduced(link, &reply.terms);
+        self.introduce(key, link, &reply.terms, io);
         self.take_terms(key, &reply.terms, first);
         self.stated(key, (Some(epoch), reply.ended), io);
         self.advance(key, io);

@@ -4,7 +4,7 @@
 use super::link::{Closing, Link, LinkKey, Numbers, State};
 use super::peer::{Drain, PeerKey, When};
 use super::{Core, Io};
-use crate::wire::rdm::{Body, Close, Packet, Reason};
+use crate::wire::rdm::{Body, Close, Packet, Reason, Terms};
 
 /// Evictions and ends of links under way, beyond which no further eviction begins.
 const UNDER_WAY: usize = 8;
@@ -193,6 +193,7 @@ impl<I: Io> Core<I> {
             return false;
         };
         io.down(key, out);
+        self.hold_notices(key, true, io);
         self.read_clock(io);
         let until = self.now + DRAIN;
         if let Some(link) = self.links.get_mut(out) {
@@ -270,6 +271,7 @@ impl<I: Io> Core<I> {
                 link.closing = Closing::No;
             }
         }
+        self.hold_notices(key, false, io);
         let Some((out, link)) = out.and_then(|out| Some((out, self.links.get_mut(out)?))) else {
             return;
         };
@@ -343,13 +345,39 @@ impl<I: Io> Core<I> {
         links().next().is_some() && links().all(up)
     }
 
+    /// The terms of the peer for a link have arrived.
+    pub(super) fn introduce(&mut self, key: PeerKey, link: LinkKey, terms: &Terms, io: &mut I) {
+        if self.config.circuits && self.peers.get(key).is_some_and(|peer| peer.closing) {
+            io.hold_notices(link, true);
+        }
+        io.introduced(link, terms);
+    }
+
+    /// On circuits: notices of revocations are held back on the open links of a peer, or posted
+    /// again. CLOSE concerns all these links.
+    pub(super) fn hold_notices(&mut self, key: PeerKey, holds: bool, io: &mut I) {
+        let open = |link: &LinkKey| self.links.get(*link).is_some_and(|it| !it.is_ending());
+        if self.config.circuits {
+            let links = self.links_of(key).filter(open);
+            links.for_each(|link| io.hold_notices(link, holds));
+        }
+    }
+
     /// Posts CLOSE to a link, which may be another one than the out-link. `false`: no room.
     fn post_close(&mut self, key: PeerKey, link: LinkKey, close: Close, io: &mut I) -> bool {
         let Some(header) = self.header(key) else {
             return false;
         };
         let body = Body::Close(close);
+        let ends = close != Close::Refuse;
+        if ends {
+            self.hold_notices(key, true, io);
+        }
         let posted = io.control(link, &Packet { header, body });
+        let drains = self.peers.get(key).is_some_and(|peer| peer.closing);
+        if ends && !posted && !drains {
+            self.hold_notices(key, false, io);
+        }
         let peer = self.peers.get_mut(key);
         // what another link carries may be lost although the out-link stays
         if let Some(peer) = peer.filter(|peer| posted && peer.out == Some(link)) {

@@ -77,6 +77,19 @@ impl<I: Io> Core<I> {
 
     /// Begins to end a link.
     pub(in crate::rdm) fn end_link(&mut self, link: LinkKey, io: &mut I) {
+        self.end_one(link, io);
+        let Some(ended) = self.links.get(link) else {
+            return;
+        };
+        let key = ended.peer;
+        if self.peers.get(key).is_some_and(|peer| !peer.closing) {
+            // an eviction that had begun on the link does not concern the other one any more
+            self.hold_notices(key, false, io);
+        }
+    }
+
+    /// As [`Self::end_link`]; the other link, if there is one, ends too, or is not being evicted.
+    fn end_one(&mut self, link: LinkKey, io: &mut I) {
         let Some(ending) = self.links.get_mut(link) else {
             return;
         };
@@ -121,7 +134,7 @@ impl<I: Io> Core<I> {
             return;
         };
         for link in [peer.own, peer.accepted].into_iter().flatten() {
-            self.end_link(link, io);
+            self.end_one(link, io);
         }
     }
 

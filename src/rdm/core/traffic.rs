@@ -524,7 +524,7 @@ impl<I: Io> Core<I> {
                     }
                     first
                 });
-                io.introduced(link, &hello.terms);
+                self.introduce(key, link, &hello.terms, io);
                 self.take_terms(key, &hello.terms, first);
                 let further: Vec<_> = hello.listeners().collect();
                 self.state_further(key, &further);

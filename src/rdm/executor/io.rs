@@ -404,9 +404,7 @@ impl Io for Executor {
     }
 
     fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
-        if let Some(record) = self.links.get_mut(link) {
-            record.down = false;
-        }
+        self.hold_notices(link, false);
         self.rma_up(peer, link, terms);
         if self.pulls.has_waiting(peer) {
             self.todo.push_back(Todo::Pull(peer));
@@ -417,6 +415,18 @@ impl Io for Executor {
         let on_circuit = self.xrc.is_some();
         if let Some(record) = self.links.get_mut(link) {
             record.down = on_circuit;
+        }
+    }
+
+    fn hold_notices(&mut self, link: LinkKey, holds: bool) {
+        let Some(record) = self.links.get_open(link) else {
+            return;
+        };
+        let held = std::mem::replace(&mut record.down, holds);
+        match &record.block {
+            Some(block) if holds => block.poster.shut(),
+            _ if held && !holds => self.open_outlet(link),
+            _ => {}
         }
     }
 

@@ -169,12 +169,14 @@ impl Executor {
         }
     }
 
-    /// On XRC: a link may post from now on, if it has a circuit and need not wait for ATTACH.
+    /// On XRC: a link may post from now on, if it has a circuit, and need not wait for ATTACH or
+    /// the answer to CLOSE.
     pub(super) fn open_outlet(&mut self, link: LinkKey) {
         let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let Some(record) = self.links.get_open(link) else {
+        let open = self.links.get_open(link);
+        let Some(record) = open.filter(|record| !record.down) else {
             return;
         };
         let Some(outlet) = record.port.as_deref().and_then(|port| xrc.outlet(port)) else {

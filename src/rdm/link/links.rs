@@ -58,7 +58,8 @@ pub(in crate::rdm) struct LinkRecord {
     /// A probe has not completed.
     probing: bool,
     /// On circuits: nothing is posted to the link, which may end at the peer at any time. A request
-    /// that the peer refuses then would end the circuit of other links.
+    /// that the peer refuses then would end the circuit of other links. The outlet of the block is
+    /// shut.
     pub(in crate::rdm) down: bool,
     /// The first packet and the first request of RMA that had not completed at the last beat.
     stood: Option<(u16, u32)>,

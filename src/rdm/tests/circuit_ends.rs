@@ -10,8 +10,8 @@ use super::nodes::Node;
 use super::rma::connected;
 use super::xrc::{exchange, open_at};
 use crate::mr::Peer as _;
-use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::{Failure, Io as _};
 use crate::rdm::executor::{Executor, Todo};
 use crate::rdm::link::send_queue::Sent;
 use crate::rdm::xrc::circuit_queue::CircuitQueue;
@@ -102,6 +102,40 @@ fn a_link_that_ends_posts_no_request_of_the_directory() {
         assert!(Instant::now() < limit, "a packet does not complete");
     }
     // wakes the driver
+    a.end.ep.shared().apply_event(|_, _| {});
+}
+
+/// From CLOSE on, the key directory posts nothing to a link: its peer may have ended its side, and
+/// would end the circuit of other links. A notice follows if the link is used again.
+#[test]
+fn the_directory_posts_nothing_behind_close() {
+    let domain = breaks::domain(false);
+    let (a, _b, _) = connected(&domain, Transport::Xrc);
+    let link = a.key();
+    let notifier = a.end.state(|state| {
+        let record = state.io.links.get_mut(link).unwrap();
+        let block = record.block.as_ref().unwrap();
+        let (notifier, poster) = (Arc::clone(block.notifier()), Arc::clone(&block.poster));
+        state.io.hold_notices(link, true);
+        notifier.notify_revocations();
+        assert!(!notifier.look().asked && !poster.has_requests());
+        state.io.hold_notices(link, false);
+        assert!(poster.has_requests(), "the notice was posted");
+        notifier
+    });
+    let evicts = || {
+        a.end.state(|state| {
+            let peer = state.core.peer_of(link).unwrap();
+            let evicts = state.core.evict(peer, &mut state.io);
+            assert!(!evicts || !notifier.look().asked);
+            evicts
+        })
+    };
+    let limit = Instant::now() + LIMIT;
+    while !evicts() {
+        assert!(a.end.poll().is_none());
+        assert!(Instant::now() < limit, "the link is in use");
+    }
     a.end.ep.shared().apply_event(|_, _| {});
 }
 

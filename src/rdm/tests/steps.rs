@@ -62,6 +62,8 @@ struct Acts {
     closes: Vec<LinkKey>,
     /// Links whose peers shall get errors.
     silences: Vec<LinkKey>,
+    /// Links on which notices of revocations are held back.
+    held: Vec<LinkKey>,
     /// Peers of messages that were not matched, or of entries that were not read.
     names: Vec<PeerKey>,
     /// The time, if calls of the application do not state it.
@@ -166,6 +168,13 @@ impl Io for Acts {
 
     fn down(&mut self, _: PeerKey, link: LinkKey) {
         self.downs.push(link);
+    }
+
+    fn hold_notices(&mut self, link: LinkKey, holds: bool) {
+        self.held.retain(|held| *held != link);
+        if holds {
+            self.held.push(link);
+        }
     }
 
     fn probe(&mut self, link: LinkKey) -> bool {

@@ -5,7 +5,11 @@ use super::*;
 impl Scene {
     /// An idle peer with two links: the accepted one, which is the out-link, and the own one.
     fn with_two_links() -> (Self, LinkKey, LinkKey) {
-        let mut it = Self::new();
+        Self::new().dialled_by_both()
+    }
+
+    fn dialled_by_both(self) -> (Self, LinkKey, LinkKey) {
+        let mut it = self;
         it.send(it.peer, 1);
         it.request(1, None);
         let accepted = it.hello(1, 0);
@@ -46,6 +50,33 @@ fn both_links_of_an_idle_peer_end() {
     assert_eq!(it.acts.downs, [accepted]);
     it.packet(accepted, 0, 99, Body::Close(Close::Accept));
     it.expect_eviction(own, accepted);
+}
+
+/// On circuits: CLOSE concerns both links of a peer, which may use the keys of this side on the
+/// other one. Notices of revocations are held back on both before CLOSE is posted, and posted again
+/// if there was no room for CLOSE, if the peer refuses, or if the link of CLOSE breaks.
+#[test]
+fn notices_are_held_back_on_both_links() {
+    for answer in [Some(Close::Accept), Some(Close::Refuse), None] {
+        let (mut it, accepted, own) = Scene::on_circuits().dialled_by_both();
+        it.acts.crowded = vec![accepted];
+        assert!(!it.core.evict(it.peer, &mut it.acts) && it.acts.held.is_empty());
+        it.acts.crowded.clear();
+        assert!(it.core.evict(it.peer, &mut it.acts));
+        let held = |it: &Scene| [accepted, own].map(|link| it.acts.held.contains(&link));
+        assert_eq!(held(&it), [true; 2]);
+        match answer {
+            Some(answer) => it.packet(accepted, 0, 99, Body::Close(answer)),
+            None => it.core.broken(accepted, &mut it.acts),
+        }
+        // nothing more is posted to a link that ends
+        let expected = match answer {
+            Some(Close::Accept) => [true; 2],
+            Some(_) => [false; 2],
+            None => [true, false],
+        };
+        assert_eq!(held(&it), expected, "{answer:?}");
+    }
 }
 
 #[test]
