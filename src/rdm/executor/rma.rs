@@ -340,6 +340,11 @@ impl Executor {
             let Some(record) = self.links.get_mut(link) else {
                 continue;
             };
+            if record.is_ending() {
+                // nothing of them was posted; `end_rma` takes them back for the next link
+                self.rma.deferring.push(link);
+                continue;
+            }
             if let Some(initiator) = record.initiator.as_deref_mut() {
                 initiator.resume();
                 if initiator.has_deferred() {
@@ -430,8 +435,11 @@ impl Executor {
             match failure {
                 // unsignaled requests of the part, before this one, have succeeded
                 Some(failure) => {
-                    let untouched = (stopped || failure.not_executed()) && before == 0;
-                    op.note_failure(&failure, untouched && !op.begun);
+                    // the engine posts a request without effect for a part that it has refused
+                    let refused = slot.refused.is_some();
+                    let not_executed = refused || stopped || failure.not_executed();
+                    let untouched = not_executed && before == 0 && !op.begun;
+                    op.note_failure(&failure, untouched);
                 }
                 None => match slot.refused {
                     Some(error) => refused_part(op, error),

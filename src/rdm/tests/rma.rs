@@ -24,6 +24,7 @@ use crate::rdm::iov::Iov;
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::outlet::CIRCUIT_RMA;
 use crate::rdm::rma::{Request, RmaOp};
+use crate::rdm::shared::State;
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::{AsyncEvent, AsyncListener as _, Qp, SendOpcode};
 use crate::wire::rdm::Listener;
@@ -670,6 +671,78 @@ fn an_injected_write_that_is_lost_is_reported() {
         assert!(context == 8 && error.is_none());
         assert!(b.memory.is(0, &pattern(2, 100)));
     });
+}
+
+/// A link breaks while operations wait for the look-up of a key. Nothing of them was posted, so
+/// they are posted to the next link, also if the device does not report what was not executed.
+#[test]
+fn operations_that_wait_for_a_key_are_posted_to_the_next_link() {
+    Transport::each(|transport| {
+        let domain = domain(false);
+        let (a, b, to_b) = connected(&domain, transport);
+        let link = a.key();
+        a.end.ep.shared().apply_event(|_, io| {
+            io.not_executed = None;
+            io.links.get_mut(link).unwrap().loses = true;
+        });
+        let source = memory(1, 100);
+        for (at, context) in [(0, 5), (200, 6)] {
+            let range = RemoteIov {
+                addr: at as u64,
+                ..b.range(at, 100)
+            };
+            a.write(to_b, range, &source, context, false);
+        }
+        for (_, error) in [a.entry(), a.entry()] {
+            assert!(error.is_none(), "{error:?}");
+        }
+        for at in [0, 200] {
+            assert!(b.memory.is(at, &pattern(1, 100)));
+        }
+        let record = |state: &mut State| state.io.links.get(link).is_none_or(|it| it.is_ending());
+        assert!(a.end.state(record), "the link has not broken");
+    });
+}
+
+/// A link breaks while the request without effect is under way that has the place of an operation
+/// with a wrong key. The operation is repeated, and refused again.
+#[test]
+fn a_refused_operation_on_a_link_that_breaks_is_refused() {
+    let domain = domain(false);
+    let (a, b, _) = connected(&domain, Transport::Rc);
+    let (link, source) = (a.key(), memory(1, 100));
+    let limit = Instant::now() + 20 * SECOND;
+    a.end.state(|state| {
+        let (core, io) = (&mut state.core, &mut state.io);
+        io.not_executed = None;
+        let request = Request {
+            opcode: SendOpcode::Write,
+            flags: Flags::empty(),
+            completion_flags: Flags::RMA | Flags::WRITE,
+            compare_add: 0,
+            swap: 0,
+        };
+        let mut op = RmaOp::new(request, core.peer_of(link).unwrap(), io.rma.next_order());
+        let iov = source.iov();
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        (op.iov, op.count) = (Iov::of_transfer(&local).unwrap(), 1);
+        (op.context, op.wanted, op.ranges) = (5, true, 1);
+        op.remote[0] = RemoteIov {
+            addr: 0,
+            key: b.region.key() ^ 0x5a00,
+            ..b.range(0, 100)
+        };
+        // SAFETY: the memory lives until the entry.
+        unsafe { io.begin_rma(core, op) }.unwrap();
+        // until the look-up has ended
+        while !state.io.links.get_mut(link).unwrap().has_rma() {
+            state.poll().unwrap();
+            assert!(Instant::now() < limit, "the look-up does not end");
+        }
+        state.io.links.get_mut(link).unwrap().loses = true;
+    });
+    let (context, error) = a.entry();
+    assert_eq!((context, error.unwrap().err), (5, FiErrno::EKEYREJECTED));
 }
 
 /// A peer is cut off by the targets through which it may send. Its next operation breaks its
