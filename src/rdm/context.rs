@@ -282,7 +282,7 @@ impl SharedRx {
     /// Follows a change of an endpoint: `before` and now are the numbers of its receives that are
     /// not posted but keep their place.
     pub(super) fn follow(&self, before: &mut usize, state: &State) {
-        let now = state.io.rx.arrivals.len() + state.io.completions.len(Side::Rx);
+        let now = state.io.rx.unposted() + state.io.completions.len(Side::Rx);
         let change = now.wrapping_sub(*before);
         if change != 0 {
             self.entries.fetch_add(change, Ordering::Relaxed);

@@ -679,6 +679,9 @@ enum Home {
 pub(super) struct Receives {
     home: Home,
     pub(super) arrivals: Arriving,
+    /// Number of receives that have failed, and to whose buffers a peer still writes: they are
+    /// reported later ([`Step::EndSink`](super::link::cm::Step)).
+    pub(super) failing: usize,
     spares: Spares,
 }
 
@@ -693,6 +696,7 @@ impl Receives {
         Self {
             home,
             arrivals: Arriving::new(),
+            failing: 0,
             spares: Spares::default(),
         }
     }
@@ -738,14 +742,22 @@ impl Receives {
         }
     }
 
-    /// Number of receives of the endpoint's own that are posted, and of messages that are arriving.
+    /// Number of receives of the endpoint's own that are posted, and of those that
+    /// [`Self::unposted`] counts.
     #[inline]
     pub(super) fn len(&self) -> usize {
         let posted = match &self.home {
             Home::Own(store) => store.posted(),
             Home::Shared(_) => 0,
         };
-        posted + self.arrivals.len()
+        posted + self.unposted()
+    }
+
+    /// Number of receives that are not posted any more and have no entry yet: their messages are
+    /// arriving, or they are [failing](Self::failing).
+    #[inline]
+    pub(super) fn unposted(&self) -> usize {
+        self.arrivals.len() + self.failing
     }
 
     /// The receive of a message that arrives; `None`: it must be [stored](Self::store).

@@ -29,11 +29,14 @@ impl Executor {
         steps.extend(self.withdrawing.drain(..).map(|(_, step)| step));
         for step in steps {
             match step {
-                Step::EndSink(sink, arrival) => match self.rx.arrivals.insert(*arrival) {
-                    Some(key) => self.sinks.push((sink, key)),
-                    // 2^24 messages are arriving
-                    None => sink.abandon(),
-                },
+                Step::EndSink(sink, arrival) => {
+                    self.rx.failing -= 1;
+                    match self.rx.arrivals.insert(*arrival) {
+                        Some(key) => self.sinks.push((sink, key)),
+                        // 2^24 messages are arriving
+                        None => sink.abandon(),
+                    }
+                }
                 step => self.steps.push(step),
             }
         }

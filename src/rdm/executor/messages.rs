@@ -416,6 +416,7 @@ impl Executor {
             match push.map(|push| push.sink.end(&mut self.source_keys)) {
                 // its sender, or another peer, is writing
                 Some(Err(sink)) => {
+                    self.rx.failing += 1;
                     self.steps.push(Step::EndSink(sink, Box::new(arrival)));
                 }
                 _ => self.arrival_failed(&arrival),
@@ -426,8 +427,14 @@ impl Executor {
         }
     }
 
+    /// No peer writes any more to the buffer of a receive that has failed.
+    pub(in crate::rdm) fn sink_ended(&mut self, arrival: &Arrival) {
+        self.rx.failing -= 1;
+        self.arrival_failed(arrival);
+    }
+
     /// Reports a receive that has failed.
-    pub(in crate::rdm) fn arrival_failed(&mut self, arrival: &Arrival) {
+    fn arrival_failed(&mut self, arrival: &Arrival) {
         let result = Err((FiErrno::ECONNABORTED, 0));
         let len = arrival.arrived.max(arrival.prefix) as usize;
         self.received_message(&arrival.target, &arrival.envelope, len, result, None);

@@ -285,7 +285,7 @@ impl Step {
                 if let Err(sink) = sink.end() {
                     return Some(Self::EndSink(sink, failed));
                 }
-                shared.apply_event(|_, io| io.arrival_failed(&failed));
+                shared.apply_event(|_, io| io.sink_ended(&failed));
             }
             Self::Destroy(cm, qp, (block, initiator), ended) => {
                 if let Some(qp) = &qp {

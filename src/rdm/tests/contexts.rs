@@ -19,7 +19,7 @@ use crate::rdm::{
 };
 
 /// Endpoints of one context and one address vector.
-fn members(domain: &Arc<Domain>, context: &Arc<SharedRx>) -> [End; 2] {
+pub(super) fn members(domain: &Arc<Domain>, context: &Arc<SharedRx>) -> [End; 2] {
     let av = AddressVector::open(4).unwrap();
     [(); 2].map(|()| member(domain, context, &av))
 }
@@ -288,7 +288,12 @@ fn resident() -> i64 {
 }
 
 /// Posts a tagged receive from any source, with the lowest 4 bits of the tag ignored.
-fn recv(context: &SharedRx, tag: u64, bytes: &mut [u8], number: usize) -> Result<(), FiErrno> {
+pub(super) fn recv(
+    context: &SharedRx,
+    tag: u64,
+    bytes: &mut [u8],
+    number: usize,
+) -> Result<(), FiErrno> {
     let (list, any) = (iov(bytes), FiAddr(u64::MAX));
     let local = LocalIov::single(&list, &Desc::NULL);
     // SAFETY: the buffer lives until the completion.
@@ -321,7 +326,7 @@ fn entry(end: &End) -> Option<(usize, Option<FiErrno>)> {
     }
 }
 
-fn wait_entry(end: &End) -> (usize, Option<FiErrno>) {
+pub(super) fn wait_entry(end: &End) -> (usize, Option<FiErrno>) {
     let limit = Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(entry) = entry(end) {
@@ -401,7 +406,7 @@ fn a_multi_receive_buffer_is_released_by_the_entry_that_is_read_last() {
 }
 
 /// Connects two pairs of endpoints; the second ones are members of the context.
-fn connect(context: &SharedRx, pairs: [(&End, FiAddr, &End); 2]) {
+pub(super) fn connect(context: &SharedRx, pairs: [(&End, FiAddr, &End); 2]) {
     for (from, to, member) in pairs {
         let mut byte = [0; 1];
         recv(context, 0x90, &mut byte, 1).unwrap();
@@ -417,7 +422,7 @@ fn connect(context: &SharedRx, pairs: [(&End, FiAddr, &End); 2]) {
 }
 
 /// A message of two buffers, which has no source that could be read, begins to arrive.
-fn begin_long(from: &End, to: FiAddr, member: &End, bytes: &[u8], arrivals: usize) {
+pub(super) fn begin_long(from: &End, to: FiAddr, member: &End, bytes: &[u8], arrivals: usize) {
     let half = bytes.len() / 2;
     let list = [iov(&bytes[..half]), iov(&bytes[half..])];
     let local = LocalIov::borrowed(&list, &[Desc::NULL; 2]);

@@ -2,17 +2,23 @@
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::contexts::{begin_long, connect, context, members, recv, wait_entry};
 use super::endpoints::{End, Transport, config, domain, wait, wait_for};
 use super::pull::error;
-use crate::errno::FiErrno;
+use crate::av::FiAddr;
+use crate::errno::{FiErrno, Result};
+use crate::mr::{Desc, Withdrawn};
 use crate::queue::Completion;
-use crate::rdm::EndpointConfig;
 use crate::rdm::core::ops::Form;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::executor::PacketMemoryRef;
+use crate::rdm::long::pulls::{Push, Sink};
 use crate::rdm::operations::{Atomic, Kind, Operation};
+use crate::rdm::{EndpointConfig, LocalIov};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{Message, Payload};
 use crate::wire::rdm::{Body, Credit, Header, OpId, Packet, PeerIndex};
@@ -310,5 +316,78 @@ fn receives_for_answers_stay_until_these_arrive() {
         wait([&a, &b], [1, 1]);
         assert_eq!(needed(), before);
         assert!(target == long);
+    });
+}
+
+/// The receives of a test, and the message.
+struct Buffers {
+    first: Vec<u8>,
+    second: Vec<u8>,
+    message: Vec<u8>,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        Self {
+            first: vec![0; 10_000],
+            second: vec![0; 10_000],
+            message: vec![3; 10_000],
+        }
+    }
+}
+
+/// A message that arrives at an endpoint fails while its sender writes to the receive, which is the
+/// only one that `post` can post. Another one can be posted when the entry was read.
+fn fails_while_written(
+    buffers: &mut Buffers,
+    (from, to, at): (&End, FiAddr, &End),
+    post: impl Fn(&mut [u8]) -> Result<()>,
+) {
+    post(&mut buffers.first).unwrap();
+    begin_long(from, to, at, &buffers.message, 1);
+    let used = Arc::new(AtomicBool::new(true));
+    at.ep.shared().apply_event(|_, io| {
+        let key = io.rx.arrivals.keys_where(|_| true)[0];
+        let sink = Sink::Ends(Withdrawn::of_test(&used));
+        io.rx.arrivals.get_mut(key).unwrap().push = Some(Push { offset: 0, sink });
+        io.fail_arrival(key, true);
+    });
+    assert_eq!(post(&mut buffers.second), Err(FiErrno::EAGAIN));
+    used.store(false, Ordering::Relaxed);
+    assert_eq!(wait_entry(at), (7, Some(FiErrno::ECONNABORTED)));
+    post(&mut buffers.second).unwrap();
+}
+
+#[test]
+fn a_failed_receive_keeps_its_place_while_its_sender_writes() {
+    // dropped behind the endpoints
+    let mut buffers = [Buffers::new(), Buffers::new()];
+    let mut bytes = [0; 8];
+    let domain = domain();
+    let config = EndpointConfig {
+        rx_size: 1,
+        ..config()
+    };
+    let (a, b) = (End::open(&domain), End::with(&domain, config, 0));
+    let to_b = a.knows(&b);
+    b.recv(None, &mut bytes, 2);
+    a.send(to_b, None, &[1; 8], 1);
+    wait([&a, &b], [1, 1]);
+    fails_while_written(&mut buffers[0], (&a, to_b, &b), |bytes| {
+        let iov = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let (any, tag) = (FiAddr(u64::MAX), Some((0x50, 0xf)));
+        // SAFETY: the buffer is dropped behind the endpoint.
+        unsafe { b.ep.recv(any, tag, local, 7, None) }
+    });
+    let context = context(&domain, 1);
+    let [first, second] = members(&domain, &context);
+    let (to_first, to_second) = (a.knows(&first), a.knows(&second));
+    connect(&context, [(&a, to_first, &first), (&a, to_second, &second)]);
+    fails_while_written(&mut buffers[1], (&a, to_first, &first), |bytes| {
+        recv(&context, 0x50, bytes, 7)
     });
 }
