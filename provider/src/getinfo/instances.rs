@@ -3,6 +3,7 @@
 
 use libfabric_sys::FI_EP_RDM;
 use weft::errno::{FiErrno, Result};
+use weft::mr::Mode;
 
 use super::hints::Hints;
 use super::negotiate::Terms;
@@ -50,6 +51,11 @@ impl Instances {
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.fabric.is_none() && self.domain.is_none()
+    }
+
+    /// The form of the regions of the domain.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        self.domain.as_ref().map(|(_, domain)| domain.mode)
     }
 
     /// Whether a device, as this endpoint type, belongs to them.

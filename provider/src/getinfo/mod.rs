@@ -88,7 +88,8 @@ fn find(
         return Err(FiErrno::ENODATA);
     }
     let paths = resolve::paths(node, service, flags, hints)?;
-    let forced = param::values().mr_mode;
+    // the regions of an open domain have one form
+    let forced = param::values().mr_mode.or(instances.mode());
     let mut list = Vec::new();
     let offers = offers(&devices, hints.protocol());
     for offer in offers.iter().filter(|offer| instances.have(offer)) {

@@ -375,6 +375,66 @@ static struct fi_info *restricted(enum fi_ep_type type, struct fid_fabric *fabri
 	return info;
 }
 
+#define BASIC (FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
+
+/* A domain of an info of this type, mr_mode and caps. */
+static struct fid_domain *opened(enum fi_ep_type type, int mr_mode, uint64_t caps, struct fid_fabric **fabric)
+{
+	struct fi_info *hints = hints_of(type);
+	struct fid_domain *domain;
+
+	hints->domain_attr->mr_mode = mr_mode;
+	hints->caps = caps;
+	struct fi_info *info = first_of(hints);
+	IS(info->domain_attr->mr_mode == mr_mode);
+	MUST(fi_fabric(info->fabric_attr, fabric, NULL));
+	MUST(fi_domain(*fabric, info, &domain, NULL));
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+	return domain;
+}
+
+/* An open domain has one mr_mode. Hints that name the domain and offer these bits have an answer, also if without the
+ * domain the answer would have another mr_mode. */
+static void check_opened_mode(void)
+{
+	static const struct {
+		enum fi_ep_type type;
+		int mr_mode, offered;
+		uint64_t caps, asked;
+	} cases[] = {
+		/* messages alone need no bit */
+		{ FI_EP_RDM, BASIC, BASIC, FI_TAGGED | FI_RMA, FI_TAGGED },
+		{ FI_EP_MSG, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, BASIC | FI_MR_LOCAL | FI_MR_RAW, FI_RMA, FI_RMA },
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct fi_info *hints = hints_of(cases[i].type), *info = NULL;
+		struct fid_fabric *fabric;
+		struct fid_domain *domain = opened(cases[i].type, cases[i].mr_mode, cases[i].caps, &fabric);
+		struct fid_ep *ep;
+
+		hints->caps = cases[i].asked;
+		hints->domain_attr->mr_mode = cases[i].offered;
+		info = first_of(hints);
+		IS(info->domain_attr->mr_mode != cases[i].mr_mode && !info->domain_attr->domain);
+		fi_freeinfo(info);
+		hints->domain_attr->domain = domain;
+		info = first_of(hints);
+		IS(info->domain_attr->mr_mode == cases[i].mr_mode && info->domain_attr->domain == domain);
+		MUST(fi_endpoint(domain, info, &ep, NULL));
+		MUST(fi_close(&ep->fid));
+		fi_freeinfo(info);
+		/* a bit of the domain that the hints do not offer */
+		hints->domain_attr->mr_mode &= ~FI_MR_PROV_KEY;
+		info = NULL;
+		IS(fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &info) == -FI_ENODATA);
+		hints->domain_attr->domain = NULL;
+		MUST(fi_close(&domain->fid));
+		MUST(fi_close(&fabric->fid));
+		fi_freeinfo(hints);
+	}
+}
+
 /* fi_domain(3), domain: "On input to fi_getinfo, a user may set this to an opened domain instance to restrict output to
  * the given domain. On output from fi_getinfo, if no domain was specified, but the user has an opened instance of the
  * named domain, this will reference the first opened instance." fi_fabric(3) has the same for fabrics. */
@@ -446,6 +506,7 @@ static void check_opened(void)
 	fi_freeinfo(again);
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
+	check_opened_mode();
 }
 
 int main(int argc, char **argv)
