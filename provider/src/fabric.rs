@@ -2,26 +2,21 @@
 
 use weft::verbs::Device;
 
-use crate::getinfo;
+use crate::{getinfo, opened};
 
 /// An open fabric.
 pub(crate) struct Fabric {
     /// The API version that the application requested: it determines the layout of the
     /// application's structures.
     pub(crate) api_version: u32,
-    pub(crate) name: String,
-    /// The devices that belonged to it when it was opened.
-    pub(crate) devices: Vec<String>,
+    /// As hints of `fi_getinfo(3)` find it.
+    pub(crate) opened: opened::Fabric,
 }
 
 impl Fabric {
-    /// Whether a device belongs to the fabric: it did when the fabric was opened, or it has a port
-    /// there now. The name of an InfiniBand fabric contains the prefix that the subnet manager
-    /// assigns, which may change; and `fi_getinfo` names a device's fabric by one of its ports,
-    /// which may go down.
+    /// Whether a device belongs to the fabric.
     pub(crate) fn has(&self, device: &Device) -> bool {
-        self.devices.iter().any(|name| name == device.name())
-            || getinfo::has_port_in(device, &self.name)
+        getinfo::is_in_fabric(device, &self.opened)
     }
 }
 
@@ -34,8 +29,11 @@ mod tests {
         let device = weft::verbs::devices(&[softverbs::backend()], false).remove(0);
         let open = |name: &str, devices: &[&str]| Fabric {
             api_version: 0,
-            name: name.to_owned(),
-            devices: devices.iter().map(|&name| name.to_owned()).collect(),
+            opened: opened::Fabric {
+                name: name.to_owned(),
+                version: 0,
+                devices: devices.iter().map(|&name| name.to_owned()).collect(),
+            },
         };
         assert!(open("softverbs", &[]).has(&device));
         for other in ["", "Ethernet", "softverbs2"] {

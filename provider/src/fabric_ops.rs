@@ -62,6 +62,11 @@ pub(crate) unsafe extern "C" fn fabric(
         if devices.is_empty() {
             return Err(FiErrno::ENODATA);
         }
+        let opened = opened::Fabric {
+            name: name.to_owned(),
+            version: api_version,
+            devices,
+        };
         let object = Object::open(
             fid_fabric {
                 fid: header::<Fabric>(context),
@@ -70,14 +75,10 @@ pub(crate) unsafe extern "C" fn fabric(
             },
             Fabric {
                 api_version,
-                name: name.to_owned(),
-                devices,
+                opened: opened.clone(),
             },
         );
-        let handle = object.as_ptr().expose_provenance();
-        let name = name.to_owned();
-        let version = api_version;
-        opened::FABRICS.add(handle, opened::Fabric { name, version });
+        opened::FABRICS.add(object.as_ptr().expose_provenance(), opened);
         // SAFETY: not NULL; the object starts with its fid.
         unsafe { *out = object.as_ptr().cast() };
         Ok(0)

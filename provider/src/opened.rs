@@ -12,6 +12,8 @@ pub(crate) struct Fabric {
     pub(crate) name: String,
     /// The API version of the application.
     pub(crate) version: u32,
+    /// The devices that belonged to it when it was opened.
+    pub(crate) devices: Vec<String>,
 }
 
 /// An open domain.

@@ -7,13 +7,14 @@ use weft::mr::Mode;
 
 use super::hints::Hints;
 use super::negotiate::Terms;
-use super::offer::Offer;
+use super::offer::{Offer, is_in_fabric};
 use crate::ffi::info::Info;
 use crate::ffi::log::info;
 use crate::opened::{DOMAINS, Domain, FABRICS, Fabric, Opened};
 
 /// The open objects to which hints restrict an answer, with their handles.
 pub(crate) struct Instances {
+    /// Without one in the hints, the fabric of their domain.
     fabric: Option<(usize, Fabric)>,
     domain: Option<(usize, Domain)>,
 }
@@ -42,9 +43,14 @@ impl Instances {
     /// `ENODATA`: a handle of another provider, or a closed one.
     pub(crate) fn of(hints: &Hints) -> Result<Self> {
         let domain = hints.domain.as_ref().map_or(0, |domain| domain.handle);
+        let domain = named(&DOMAINS, domain, "domain")?;
+        let fabric = match (hints.fabric_handle, &domain) {
+            (0, Some((_, domain))) => domain.fabric,
+            (handle, _) => handle,
+        };
         Ok(Self {
-            fabric: named(&FABRICS, hints.fabric_handle, "fabric")?,
-            domain: named(&DOMAINS, domain, "domain")?,
+            fabric: named(&FABRICS, fabric, "fabric")?,
+            domain,
         })
     }
 
@@ -62,7 +68,7 @@ impl Instances {
     pub(crate) fn have(&self, offer: &Offer) -> bool {
         let is_fabric = |(handle, fabric): &(usize, Fabric)| {
             let domain = self.domain.as_ref();
-            fabric.name == offer.fabric_name
+            is_in_fabric(&offer.device, fabric)
                 && domain.is_none_or(|(_, domain)| domain.fabric == *handle)
         };
         self.fabric.as_ref().is_none_or(is_fabric)
@@ -70,6 +76,14 @@ impl Instances {
                 .domain
                 .as_ref()
                 .is_none_or(|(_, domain)| is_of(domain, offer))
+    }
+
+    /// Gives an offer that belongs to them the name of the fabric: the device may have a port in
+    /// another one by now, or more than one port.
+    pub(crate) fn name_fabric_of(&self, offer: &mut Offer) {
+        if let Some((_, fabric)) = &self.fabric {
+            offer.fabric_name.clone_from(&fabric.name);
+        }
     }
 
     /// Whether endpoints of these terms can be opened on the domain, whose registrations have one
@@ -85,9 +99,7 @@ impl Instances {
         let first =
             || FABRICS.first(|open| open.version == version && open.name == offer.fabric_name);
         let named = self.fabric.as_ref().map(|(handle, _)| *handle);
-        let parent = self.domain.as_ref().map(|(_, domain)| domain.fabric);
-        // a domain belongs to one fabric
-        let Some(fabric) = named.or(parent).or_else(first) else {
+        let Some(fabric) = named.or_else(first) else {
             return;
         };
         info.set_fabric_handle(fabric);
@@ -106,4 +118,33 @@ impl Instances {
 
 fn is_of(domain: &Domain, offer: &Offer) -> bool {
     domain.name == offer.device.name() && domain.rdm == (offer.ep.number == FI_EP_RDM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::getinfo::ep_type;
+
+    /// The fabric was opened before the subnet manager changed the prefix of the device's port.
+    #[test]
+    fn a_device_stays_in_the_fabric_that_hints_name() {
+        let device = weft::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let mut offer = Offer::of(&device, &ep_type::MSG).unwrap();
+        let instances = |devices: &[&str]| Instances {
+            fabric: Some((
+                8,
+                Fabric {
+                    name: "IB-0xfe80000000000001".to_owned(),
+                    version: 0,
+                    devices: devices.iter().map(|&name| name.to_owned()).collect(),
+                },
+            )),
+            domain: None,
+        };
+        assert!(!instances(&["mlx5_0"]).have(&offer));
+        let instances = instances(&["mlx5_0", device.name()]);
+        assert!(instances.have(&offer));
+        instances.name_fabric_of(&mut offer);
+        assert_eq!(offer.fabric_name, "IB-0xfe80000000000001");
+    }
 }

@@ -91,8 +91,12 @@ fn find(
     // the regions of an open domain have one form
     let forced = param::values().mr_mode.or(instances.mode());
     let mut list = Vec::new();
-    let offers = offers(&devices, hints.protocol());
-    for offer in offers.iter().filter(|offer| instances.have(offer)) {
+    let mut offers = offers(&devices, hints.protocol());
+    for offer in &mut offers {
+        if !instances.have(offer) {
+            continue;
+        }
+        instances.name_fabric_of(offer);
         let own = offer.addresses();
         let mut terms = all_terms(version, hints, offer, forced);
         terms.retain(|terms| instances.permit(terms));
@@ -287,7 +291,9 @@ pub(crate) fn is_xrc(info: View<'_, fi_info>) -> bool {
 /// The names of the devices that have a port in the fabric of this name.
 pub(crate) fn devices_of_fabric(name: &str) -> Vec<String> {
     let devices = devices::list(false);
-    let of_fabric = devices.iter().filter(|device| has_port_in(device, name));
+    let of_fabric = devices
+        .iter()
+        .filter(|device| offer::has_port_in(device, name));
     of_fabric.map(|device| device.name().to_owned()).collect()
 }
 
@@ -309,7 +315,7 @@ pub(crate) fn auth_keys(
 
 pub(crate) use ep_type::{DOMAIN_CAPS, MSG, RDM, directed, later_caps};
 pub(crate) use negotiate::Terms;
-pub(crate) use offer::{RxLimits, has_port_in};
+pub(crate) use offer::{RxLimits, is_in_fabric};
 pub(crate) use resolve::name as resolve_name;
 
 /// The terms of an endpoint opened with `info`, which may come from `fi_getinfo` or from the

@@ -12,6 +12,7 @@ use super::addresses::{self, OwnAddresses};
 use super::ep_type::{self, EpType};
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
+use crate::opened;
 
 /// Bytes of a key: an rkey has 4, a handle or an application's key 8.
 pub(crate) const MR_KEY_SIZE: usize = 8;
@@ -265,6 +266,14 @@ fn ports(device: &Device) -> Vec<Port> {
 pub(crate) fn has_port_in(device: &Device, name: &str) -> bool {
     let host_only = std::ptr::eq(device.backend(), softverbs::backend());
     is_name_of_any(&ports(device), host_only, name)
+}
+
+/// Whether a device belongs to an open fabric: it did when the fabric was opened, or it has a port
+/// there now. The name of an InfiniBand fabric contains the prefix that the subnet manager assigns,
+/// which may change; and `fi_getinfo` names a device's fabric by one of its ports, which may go
+/// down.
+pub(crate) fn is_in_fabric(device: &Device, fabric: &opened::Fabric) -> bool {
+    fabric.devices.iter().any(|name| name == device.name()) || has_port_in(device, &fabric.name)
 }
 
 fn is_name_of_any(ports: &[Port], host_only: bool, name: &str) -> bool {
