@@ -149,7 +149,7 @@ unsafe fn open_body(
             mr: MrConfig {
                 form: terms.form,
                 events: terms.events,
-                auth: terms.auth,
+                auth: terms.auth.clone(),
                 durable: terms.durable,
                 cache: param::values().cache(),
                 ..MrConfig::default()
@@ -180,7 +180,11 @@ unsafe fn open_body(
         fabric: fabric.c().expose_provenance(),
         version: fabric.api_version,
         rdm: terms.rdm,
+        xrc: terms.xrc,
         mode: terms.form.mode,
+        events: terms.events,
+        durable: terms.durable,
+        auth: terms.auth,
     };
     opened::DOMAINS.add(object.as_ptr().expose_provenance(), opened);
     // SAFETY: not NULL; the object starts with its fid.

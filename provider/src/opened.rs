@@ -4,6 +4,7 @@
 
 use forks::PerProcess;
 use parking_lot::{Mutex, MutexGuard};
+use weft::auth::AuthKey;
 use weft::mr::Mode;
 
 /// An open fabric.
@@ -27,8 +28,15 @@ pub(crate) struct Domain {
     pub(crate) version: u32,
     /// Whether its endpoints have many peers (`FI_EP_RDM`).
     pub(crate) rdm: bool,
+    /// Whether its shared receive contexts can have connected endpoints on XRC.
+    pub(crate) xrc: bool,
     /// What its registrations require of the application.
     pub(crate) mode: Mode,
+    /// Whether peers' operations on its regions are counted (`FI_RMA_EVENT`).
+    pub(crate) events: bool,
+    /// Whether its regions may be persistent (`FI_RMA_PMEM`).
+    pub(crate) durable: bool,
+    pub(crate) auth: Option<AuthKey>,
 }
 
 struct Entry<T> {

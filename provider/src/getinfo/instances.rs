@@ -1,7 +1,8 @@
 //! Open fabrics and domains in hints and answers (`fabric_attr->fabric`, `domain_attr->domain`;
 //! `fi_fabric(3)`, `fi_domain(3)`).
 
-use libfabric_sys::FI_EP_RDM;
+use libfabric_sys::{FI_EP_MSG, FI_EP_RDM, FI_RMA_EVENT, FI_RMA_PMEM};
+use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 use weft::mr::Mode;
 
@@ -17,6 +18,8 @@ pub(crate) struct Instances {
     /// Without one in the hints, the fabric of their domain.
     fabric: Option<(usize, Fabric)>,
     domain: Option<(usize, Domain)>,
+    /// The authorization key that the hints request of a domain.
+    auth: Option<AuthKey>,
 }
 
 /// The object that hints name by its handle; 0: none.
@@ -51,6 +54,7 @@ impl Instances {
         Ok(Self {
             fabric: named(&FABRICS, fabric, "fabric")?,
             domain,
+            auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
         })
     }
 
@@ -64,18 +68,15 @@ impl Instances {
         self.domain.as_ref().map(|(_, domain)| domain.mode)
     }
 
-    /// Whether a device, as this endpoint type, belongs to them.
+    /// Whether a device belongs to them.
     pub(crate) fn have(&self, offer: &Offer) -> bool {
         let is_fabric = |(handle, fabric): &(usize, Fabric)| {
             let domain = self.domain.as_ref();
             is_in_fabric(&offer.device, fabric)
                 && domain.is_none_or(|(_, domain)| domain.fabric == *handle)
         };
-        self.fabric.as_ref().is_none_or(is_fabric)
-            && self
-                .domain
-                .as_ref()
-                .is_none_or(|(_, domain)| is_of(domain, offer))
+        let is_domain = |(_, domain): &(usize, Domain)| domain.name == offer.device.name();
+        self.fabric.as_ref().is_none_or(is_fabric) && self.domain.as_ref().is_none_or(is_domain)
     }
 
     /// Gives an offer that belongs to them the name of the fabric: the device may have a port in
@@ -86,11 +87,23 @@ impl Instances {
         }
     }
 
-    /// Whether endpoints of these terms can be opened on the domain, whose registrations have one
-    /// form.
-    pub(crate) fn permit(&self, terms: &Terms) -> bool {
+    /// Whether the domain has all that the terms of an offer promise.
+    pub(crate) fn permit(&self, offer: &Offer, terms: &Terms) -> bool {
         let domain = self.domain.as_ref();
-        domain.is_none_or(|(_, domain)| domain.mode == terms.mr.mode)
+        domain.is_none_or(|(_, domain)| self.provides(domain, offer, terms))
+    }
+
+    /// Whether an endpoint of these terms can be opened on a domain of the offer's device, with all
+    /// that the domain adds to it: shared receive contexts, regions, and the authorization key.
+    fn provides(&self, domain: &Domain, offer: &Offer, terms: &Terms) -> bool {
+        let on_xrc = offer.ep.xrc && offer.ep.number == FI_EP_MSG;
+        let counts = domain.events || domain.mode.contains(Mode::RMA_EVENT);
+        domain.rdm == (offer.ep.number == FI_EP_RDM)
+            && domain.mode == terms.mr.mode
+            && (domain.xrc || !on_xrc)
+            && (counts || terms.caps & FI_RMA_EVENT == 0)
+            && (domain.durable || terms.caps & FI_RMA_PMEM == 0)
+            && (self.auth.is_none() || self.auth == domain.auth)
     }
 
     /// Names them in an answer, or the first open ones with which the application could have opened
@@ -106,18 +119,14 @@ impl Instances {
         let suits = |open: &Domain| {
             open.fabric == fabric
                 && open.version == version
-                && open.mode == terms.mr.mode
-                && is_of(open, offer)
+                && open.name == offer.device.name()
+                && self.provides(open, offer, terms)
         };
         let domain = self.domain.as_ref().map(|(handle, _)| *handle);
         if let Some(handle) = domain.or_else(|| DOMAINS.first(suits)) {
             info.set_domain_handle(handle);
         }
     }
-}
-
-fn is_of(domain: &Domain, offer: &Offer) -> bool {
-    domain.name == offer.device.name() && domain.rdm == (offer.ep.number == FI_EP_RDM)
 }
 
 #[cfg(test)]
@@ -140,6 +149,7 @@ mod tests {
                 },
             )),
             domain: None,
+            auth: None,
         };
         assert!(!instances(&["mlx5_0"]).have(&offer));
         let instances = instances(&["mlx5_0", device.name()]);

@@ -99,7 +99,7 @@ fn find(
         instances.name_fabric_of(offer);
         let own = offer.addresses();
         let mut terms = all_terms(version, hints, offer, forced);
-        terms.retain(|terms| instances.permit(terms));
+        terms.retain(|terms| instances.permit(offer, terms));
         if terms.is_empty() || !offer.transport_works() {
             continue;
         }

@@ -435,6 +435,51 @@ static void check_opened_mode(void)
 	}
 }
 
+/* Hints that request something that an open domain does not have: it is in no answer. */
+static void check_opened_terms(void)
+{
+	static const struct {
+		uint32_t protocol;
+		uint64_t caps;
+		const char *key;
+	} cases[] = {
+		{ FI_PROTO_RDMA_CM_IB_XRC, FI_MSG, NULL },
+		{ FI_PROTO_UNSPEC, FI_RMA | FI_RMA_EVENT, NULL },
+		{ FI_PROTO_UNSPEC, FI_RMA, "another" },
+	};
+	struct fid_fabric *fabric;
+	struct fid_domain *domain = opened(FI_EP_MSG, BASIC, FI_MSG | FI_RMA, &fabric);
+
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct fi_info *hints = hints_of(FI_EP_MSG), *info = NULL;
+
+		hints->caps = FI_MSG | FI_RMA;
+		hints->domain_attr->mr_mode = BASIC;
+		info = first_of(hints);
+		IS(info->domain_attr->domain == domain);
+		fi_freeinfo(info);
+		hints->caps = cases[i].caps;
+		hints->ep_attr->protocol = cases[i].protocol;
+		if (cases[i].protocol == FI_PROTO_RDMA_CM_IB_XRC)
+			hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
+		if (cases[i].key) {
+			hints->domain_attr->auth_key = (uint8_t *)strdup(cases[i].key);
+			hints->domain_attr->auth_key_size = strlen(cases[i].key);
+		}
+		info = first_of(hints);
+		for (const struct fi_info *each = info; each; each = each->next)
+			IS(each->fabric_attr->fabric == fabric && !each->domain_attr->domain);
+		fi_freeinfo(info);
+		info = NULL;
+		hints->domain_attr->domain = domain;
+		IS(fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &info) == -FI_ENODATA);
+		hints->domain_attr->domain = NULL;
+		fi_freeinfo(hints);
+	}
+	MUST(fi_close(&domain->fid));
+	MUST(fi_close(&fabric->fid));
+}
+
 /* fi_domain(3), domain: "On input to fi_getinfo, a user may set this to an opened domain instance to restrict output to
  * the given domain. On output from fi_getinfo, if no domain was specified, but the user has an opened instance of the
  * named domain, this will reference the first opened instance." fi_fabric(3) has the same for fabrics. */
@@ -507,6 +552,7 @@ static void check_opened(void)
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
 	check_opened_mode();
+	check_opened_terms();
 }
 
 int main(int argc, char **argv)
