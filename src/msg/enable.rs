@@ -10,9 +10,9 @@ use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::keys::FURTHER_REQUESTS;
 use crate::mr::ConnectionBlock;
-use crate::queue::Direction;
 use crate::queue::event_cell::Watch;
 use crate::queue::slots::EngineRequest;
+use crate::queue::{Counter, Counters, Direction};
 use crate::verbs::{AsyncListener, Qp, QpConfig, Transport};
 
 /// Engine requests that the send queue has room for: the marker behind all others at the end of a
@@ -115,6 +115,9 @@ impl Shared {
         if let Some(cq) = &tx {
             let room = if shared { tx_room + rx_room } else { tx_room };
             control.tx_member = Some(cq.attach(&self.slots, room)?);
+            // behind the place: the failure of a queue wakes the counters of the endpoints that it
+            // has
+            self.for_tx_counters(|counter| counter.watch(cq));
         }
         if shared {
             control.rx_member = control.tx_member;
@@ -127,17 +130,22 @@ impl Shared {
                 }
             }
         }
-        // behind the places: the failure of a queue wakes the counters of the endpoints that it has
-        if let Some(counters) = self.slots.counters() {
-            let (tx, rx) = (tx.as_ref(), rx.as_ref());
-            counters
-                .tx()
-                .for_each(|counter| tx.into_iter().for_each(|cq| counter.watch(cq)));
-            if let (Some(counter), Some(cq)) = (counters.rx(), rx) {
-                counter.watch(cq);
-            }
+        if let Some(cq) = &rx {
+            self.for_rx_counter(|counter| counter.watch(cq));
         }
         Ok(())
+    }
+
+    fn for_tx_counters(&self, each: impl Fn(&Counter)) {
+        if let Some(counters) = self.slots.counters() {
+            counters.tx().for_each(|counter| each(counter));
+        }
+    }
+
+    fn for_rx_counter(&self, each: impl Fn(&Counter)) {
+        if let Some(counter) = self.slots.counters().and_then(Counters::rx) {
+            each(counter);
+        }
     }
 
     /// Maximum number of completions under way per direction: transmit, receive. The engine's own
@@ -173,6 +181,13 @@ impl Shared {
                     binding.cq.detach(member, rx_room, &[Direction::Receive]);
                 }
             }
+        }
+        // behind the queue, which has counted the last operations
+        if let Some((_, binding)) = tx {
+            self.for_tx_counters(|counter| counter.unwatch(&binding.cq));
+        }
+        if let Some((_, binding)) = rx {
+            self.for_rx_counter(|counter| counter.unwatch(&binding.cq));
         }
     }
 

@@ -87,6 +87,22 @@ impl Sleepers {
     }
 }
 
+/// A queue whose polling advances a counter.
+#[derive(Debug)]
+struct Watched {
+    queue: Weak<CompletionQueue>,
+    /// Number of calls of [`Counter::watch`] without one of [`Counter::unwatch`].
+    uses: usize,
+    /// Whether each completion of the queue wakes the threads that sleep on the counter.
+    wakes: bool,
+}
+
+impl Watched {
+    fn is(&self, queue: &Arc<CompletionQueue>) -> bool {
+        std::ptr::eq(self.queue.as_ptr(), Arc::as_ptr(queue))
+    }
+}
+
 /// The state of a counter that was armed.
 struct Armed {
     /// Whether the queues can be polled.
@@ -104,8 +120,8 @@ pub struct Counter {
     waiting: Option<Sleepers>,
     /// The threads that poll [`Self::fd`], if the wait object is a descriptor.
     polling: Option<Sleepers>,
-    /// Whether a queue of the counter wakes no thread, so that the counter needs the timer. It
-    /// needs it also while it `follows` event cells.
+    /// Whether one of `queues` wakes no thread, so that the counter needs the timer. It needs it
+    /// also while it `follows` event cells.
     polls: AtomicBool,
     /// Created when the counter is armed and needs it.
     timer: OnceLock<Timer>,
@@ -125,8 +141,7 @@ pub struct Counter {
     reads: AtomicU32,
     /// The goals of the threads that sleep in [`Self::wait`], or are about to.
     goals: Mutex<Vec<Goal>>,
-    /// The queues whose polling advances the counter.
-    queues: Mutex<Vec<Weak<CompletionQueue>>>,
+    queues: Mutex<Vec<Watched>>,
     /// Whether `watches` is in use.
     follows: AtomicBool,
     /// The words of event cells whose changes the counter adds.
@@ -500,23 +515,53 @@ impl Counter {
         &self.domain
     }
 
-    /// Adds a queue, whose polling advances the counter. Called again for each source that the
-    /// queue gets later and whose operations the counter counts.
+    /// Adds a queue, whose polling advances the counter, for an endpoint: once for each kind of its
+    /// operations that the counter counts, behind the endpoint's place or source in the queue.
     pub(crate) fn watch(&self, queue: &Arc<CompletionQueue>) {
-        let new = Arc::downgrade(queue);
         {
             let mut queues = self.queues.lock();
-            if !queues.iter().any(|other| other.ptr_eq(&new)) {
-                queues.push(new);
+            // under the lock, so that the last result is that for all of the queue's sources
+            let wakes = !self.waits() || self.is_woken_by(queue);
+            if let Some(watched) = queues.iter_mut().find(|watched| watched.is(queue)) {
+                watched.uses += 1;
+                watched.wakes = wakes;
+            } else {
+                queues.push(Watched {
+                    queue: Arc::downgrade(queue),
+                    uses: 1,
+                    wakes,
+                });
             }
+            self.set_polls(&queues);
         }
-        if self.waits() {
-            if !self.is_woken_by(queue) {
-                self.polls.store(true, Ordering::Release);
+        // a thread that sleeps already arms the queue
+        self.wake();
+    }
+
+    /// Reverts one call of [`Self::watch`]. The endpoint has left the queue, after all of its
+    /// completions were counted.
+    pub(crate) fn unwatch(&self, queue: &Arc<CompletionQueue>) {
+        let mut queues = self.queues.lock();
+        let Some(at) = queues.iter().position(|watched| watched.is(queue)) else {
+            return;
+        };
+        queues[at].uses -= 1;
+        if queues[at].uses != 0 {
+            return;
+        }
+        queues.swap_remove(at);
+        // the counter does not arm them any more, so they could stay readable
+        queue.for_wake_fds(|fd| {
+            if let Some(fd) = fd {
+                self.sleepers().for_each(|from| from.wait.remove(fd));
             }
-            // a thread that sleeps already arms the queue
-            self.wake();
-        }
+        });
+        self.set_polls(&queues);
+    }
+
+    fn set_polls(&self, queues: &[Watched]) {
+        let polls = queues.iter().any(|watched| !watched.wakes);
+        self.polls.store(polls, Ordering::Release);
     }
 
     /// Adds the descriptors of a queue to the wait objects. Returns whether each completion of the
@@ -578,13 +623,11 @@ impl Counter {
     /// too.
     fn for_queues(&self, each: impl Fn(&CompletionQueue) -> Result<()>) -> Result<()> {
         let mut result = Ok(());
-        self.queues.lock().retain(|queue| {
-            let queue = queue.upgrade();
-            if let Some(queue) = &queue {
-                result = result.and(each(queue));
+        for watched in self.queues.lock().iter() {
+            if let Some(queue) = watched.queue.upgrade() {
+                result = result.and(each(&queue));
             }
-            queue.is_some()
-        });
+        }
         result
     }
 

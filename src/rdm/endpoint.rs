@@ -582,6 +582,8 @@ impl Endpoint {
                     source.finish_with(state, sink);
                 }
             });
+            let counters = shared.counters.tx().chain(shared.counters.rx());
+            counters.for_each(|counter| counter.unwatch(&cq));
         }
         control.own = None;
         for (object, _) in control.events.drain(..) {

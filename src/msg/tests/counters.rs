@@ -380,6 +380,60 @@ fn a_counter_follows_no_queue_that_does_not_have_its_endpoint() {
     assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
 }
 
+/// Whether the descriptor of a counter becomes readable behind a `trywait` without a change.
+fn readable_soon(counter: &Counter) -> bool {
+    assert_eq!(counter.trywait(), Ok(()));
+    std::thread::sleep(Duration::from_millis(20));
+    readable(counter.fd().unwrap())
+}
+
+/// A queue without a wait object, which makes a counter look at it every 1 ms.
+fn silent_queue(domain: &Arc<Domain>) -> Arc<CompletionQueue> {
+    let none = CqConfig {
+        wait: WaitKind::None,
+        ..CqConfig::default()
+    };
+    CompletionQueue::open(domain.queues(), none).unwrap()
+}
+
+/// The timer for a queue ends with the last endpoint of the queue.
+#[test]
+fn a_counter_without_a_queue_wakes_nobody() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    let (silent, woken) = (silent_queue(&domain), open_cq(&domain));
+    for queue in [&silent, &silent, &woken] {
+        counter.watch(queue);
+    }
+    counter.unwatch(&silent);
+    assert!(readable_soon(&counter));
+    counter.unwatch(&silent);
+    assert!(!readable_soon(&counter));
+    counter.unwatch(&woken);
+    assert!(!readable_soon(&counter));
+    // and begins again
+    counter.watch(&silent);
+    assert!(readable_soon(&counter));
+}
+
+/// The timer for the queue of an endpoint ends with the endpoint.
+#[test]
+fn a_counter_leaves_the_queue_of_an_endpoint_that_ends() {
+    let side = Side::new(&device(), config(CLIENT), false);
+    let silent = silent_queue(&side.domain);
+    let counter = Counter::open(side.domain.queues(), WaitKind::Fd).unwrap();
+    let ep = Endpoint::open(&side.domain, config(CLIENT)).unwrap();
+    ep.bind_cq(&silent, BindFlags::TRANSMIT | BindFlags::RECV)
+        .unwrap();
+    ep.bind_counter(&counter, Flags::SEND | Flags::RECV)
+        .unwrap();
+    ep.bind_eq(&side.eq).unwrap();
+    ep.enable().unwrap();
+    assert!(readable_soon(&counter));
+    ep.close();
+    assert!(!readable_soon(&counter));
+}
+
 /// A thread that waits on the queue and a thread that waits on the counter are both woken,
 /// independent of which of them polls the completion.
 #[test]
