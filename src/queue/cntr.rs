@@ -16,7 +16,8 @@
 //! [`Counter::fd`] are two kinds of sleepers with a wait object each ([`Sleepers`]), so that a
 //! thread clears no wake-up of the other kind. A thread in [`Counter::wait`] that wakes clears the
 //! wake-up unless a change has met the condition of another one ([`Goal`]), which may not have been
-//! scheduled yet: that thread finds the wait object readable, and leaves.
+//! scheduled yet: that thread finds the wait object readable, and leaves. Those that poll
+//! [`Counter::fd`] have the same by `pollers.rs`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -30,6 +31,7 @@ use crate::flags::Flags;
 use crate::log::info_log;
 
 use crate::queue::event_cell::{Cell, Watch};
+use crate::queue::pollers::{Answer, Pollers};
 use crate::queue::wait::{Timer, WaitSet, deadline, pause};
 use crate::queue::{CompletionQueue, QueueDomain, WaitKind};
 
@@ -125,10 +127,10 @@ pub struct Counter {
     polls: AtomicBool,
     /// Created when the counter is armed and needs it.
     timer: OnceLock<Timer>,
-    /// The value and the number of failures that were last returned or reported to the application;
-    /// after the application has changed one, a number that it does not have.
-    seen: [AtomicU64; 2],
-    /// Those that [`Self::poll`] has last reported; otherwise as `seen`.
+    /// The threads that call [`Self::trywait`].
+    pollers: Pollers,
+    /// The value and the number of failures that [`Self::poll`] has last reported; after the
+    /// application has changed one, a number that it does not have.
     polled: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
@@ -148,14 +150,6 @@ pub struct Counter {
     watches: Mutex<Vec<Watch>>,
 }
 
-/// Replaces the number `before` that was seen by `value`, which was read behind it, unless the
-/// application has changed the counter since ([`Counter::forget`]).
-fn note(seen: &AtomicU64, before: u64, value: u64) {
-    if before != value {
-        let _ = seen.compare_exchange(before, value, Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
 impl Counter {
     /// Opens a counter with a wait object of `kind`.
     ///
@@ -172,7 +166,7 @@ impl Counter {
             polling,
             polls: AtomicBool::new(false),
             timer: OnceLock::new(),
-            seen: Default::default(),
+            pollers: Pollers::new(),
             polled: Default::default(),
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
@@ -190,52 +184,41 @@ impl Counter {
     /// Operations that succeeded (`fi_cntr_read(3)`). Makes progress; never blocks.
     pub fn read(&self) -> u64 {
         let _ = self.progress();
-        self.look(0)
+        self.pollers.read(0, &self.value)
     }
 
     /// Operations that failed (`fi_cntr_readerr(3)`). Makes progress; never blocks.
     pub fn read_errors(&self) -> u64 {
         let _ = self.progress();
-        self.look(1)
+        self.pollers.read(1, &self.errors)
     }
 
-    /// Returns one of the two values, and records it in `seen`.
-    fn look(&self, which: usize) -> u64 {
-        let seen = self.seen[which].load(Ordering::Relaxed);
-        let value = self.number(which).load(Ordering::Acquire);
-        note(&self.seen[which], seen, value);
-        value
-    }
-
-    fn number(&self, which: usize) -> &AtomicU64 {
-        [&self.value, &self.errors][which]
+    fn numbers(&self) -> [u64; 2] {
+        [&self.value, &self.errors].map(|number| number.load(Ordering::Acquire))
     }
 
     /// The application has changed one of the two values: operations may change it to the one that
-    /// was seen last, which would hide them. So it counts as changed until it is seen again.
+    /// was read last, which would hide them. So it counts as changed until it is read again.
     fn forget(&self, which: usize) {
-        let unlike = !self.number(which).load(Ordering::Acquire);
-        self.seen[which].store(unlike, Ordering::Relaxed);
-        self.polled[which].store(unlike, Ordering::Relaxed);
-    }
-
-    /// Stores the values in `known`. Returns whether one of them differs from the earlier one.
-    fn take_change(&self, known: &[AtomicU64; 2]) -> bool {
-        let mut news = false;
-        for (which, known) in known.iter().enumerate() {
-            let before = known.load(Ordering::Relaxed);
-            let value = self.number(which).load(Ordering::Acquire);
-            news |= before != value;
-            note(known, before, value);
+        self.polled[which].store(!self.numbers()[which], Ordering::Relaxed);
+        if self.waits() {
+            self.pollers.forget(which);
         }
-        news
     }
 
     /// Makes progress, and returns whether a value has changed since the last call (`fi_poll(3)`),
     /// also if the application has read it since: another thread may have.
     pub fn poll(&self) -> bool {
+        self.pollers.come_back();
         let _ = self.progress();
-        self.take_change(&self.polled)
+        let before = [0, 1].map(|which| self.polled[which].load(Ordering::Relaxed));
+        let numbers = self.numbers();
+        for (which, polled) in self.polled.iter().enumerate() {
+            // unless the application has changed the counter since (`forget`)
+            let (old, new) = (before[which], numbers[which]);
+            let _ = polled.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        before != numbers
     }
 
     /// Counts operations that succeeded; wraps.
@@ -306,6 +289,7 @@ impl Counter {
     /// - `EINTR`: a signal handler ran.
     /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
+        self.pollers.come_back();
         let deadline = deadline(timeout);
         let goal = Goal {
             threshold,
@@ -395,7 +379,8 @@ impl Counter {
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
     ///
     /// # Errors
-    /// - `EAGAIN`: a value has changed since it was read; the caller does not wait.
+    /// - `EAGAIN`: a value has changed since the thread has read it, or a change has yet to wake
+    ///   another thread, for which the call then pauses; the caller does not wait.
     /// - `EINVAL`: no wait object.
     /// - `EMFILE`, `ENOMEM`, `ENOSPC`: no resources for a timer without which a change may not make
     ///   the descriptor readable.
@@ -409,13 +394,19 @@ impl Counter {
             sleepers.wait.clear();
         }
         let armed = self.arm(sleepers);
-        let result = match self.take_change(&self.seen) {
-            true => Err(FiErrno::EAGAIN),
-            false => armed.queues.and(armed.timer),
+        let ready = armed.queues.and(armed.timer);
+        let sleeps = ready.is_ok() && self.polling.is_some();
+        let answer = self.pollers.ask(|| self.numbers(), sleeps);
+        let result = match answer {
+            Answer::Changed | Answer::Busy => Err(FiErrno::EAGAIN),
+            Answer::Unchanged => ready,
         };
         if result.is_err() {
             // the call has cleared a wake-up that another thread may need, which was told to wait
             sleepers.wait.wake();
+        }
+        if answer == Answer::Busy {
+            pause(None);
         }
         result
     }

@@ -15,6 +15,7 @@ mod engine_link;
 pub(crate) mod event_cell;
 pub(crate) mod helper;
 pub(crate) mod keepalive;
+mod pollers;
 pub(crate) mod slots;
 pub mod source;
 pub(crate) mod srx_slots;

@@ -1,5 +1,6 @@
 //! Counters of an endpoint's operations.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::transfer::readable;
@@ -175,6 +176,87 @@ fn a_wait_leaves_the_descriptor_readable() {
     });
     let unspecified = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
     assert_eq!((unspecified.fd(), unspecified.trywait()), (None, Ok(())));
+}
+
+/// Each thread that polls the descriptor waits for a value of its own. One that was told to wait
+/// before a change finds the descriptor readable, whenever it runs.
+#[test]
+fn a_polling_thread_takes_no_wake_up_of_another_one() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    let fd = counter.fd().unwrap();
+    let step = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!((counter.read(), counter.trywait()), (0, Ok(())));
+            step.wait();
+            // the other thread is about to wait for the next change
+            step.wait();
+            assert!(readable(fd));
+            assert_eq!(counter.read(), 1);
+            step.wait();
+            // it has slept meanwhile
+            step.wait();
+            // another thread has read the change, and this one has not
+            assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+            assert_eq!((counter.read(), counter.trywait()), (2, Ok(())));
+            // it ends, and keeps nobody from waiting
+        });
+        step.wait();
+        counter.count(1);
+        assert_eq!(counter.read(), 1);
+        for _ in 0..3 {
+            assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+            assert!(readable(fd));
+        }
+        step.wait();
+        step.wait();
+        assert_eq!(counter.trywait(), Ok(()));
+        assert!(!readable(fd));
+        counter.count(1);
+        assert_eq!(counter.read(), 2);
+        assert_eq!(
+            counter.trywait(),
+            Ok(()),
+            "the other thread was not told to wait"
+        );
+        step.wait();
+    });
+    counter.count(1);
+    assert_eq!(counter.read(), 3);
+    let start = Instant::now();
+    while counter.trywait() != Ok(()) {
+        // the thread-local data of the other thread may outlive the scope
+        assert!(start.elapsed() < LIMIT);
+    }
+    assert!(!readable(fd));
+}
+
+/// A thread that was told to wait, and never calls the counter again.
+#[test]
+fn a_thread_that_does_not_come_back_keeps_others_awake_for_a_limited_time() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    let step = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(counter.trywait(), Ok(()));
+            step.wait();
+            step.wait();
+        });
+        step.wait();
+        assert_eq!(counter.trywait(), Ok(()));
+        counter.count(1);
+        assert_eq!(counter.read(), 1);
+        let start = Instant::now();
+        while counter.trywait() != Ok(()) {
+            assert!(start.elapsed() < LIMIT);
+        }
+        // once for each time that it was told to wait
+        counter.count(1);
+        assert_eq!((counter.read(), counter.trywait()), (2, Ok(())));
+        step.wait();
+    });
 }
 
 /// Each kind of operation, including inject, without reading the completion queue.
