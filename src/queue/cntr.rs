@@ -286,7 +286,8 @@ impl Counter {
     /// # Errors
     /// - `EAVAIL`: the number of failures has changed meanwhile, and may be the same again.
     /// - `ETIMEDOUT`: the timeout has passed.
-    /// - `EINTR`: a signal handler ran.
+    /// - `EINTR`: a signal handler ran. Not without a wait object: a handler may run between two
+    ///   sleeps, so no check could find each one.
     /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
         self.pollers.come_back();
