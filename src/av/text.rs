@@ -1,6 +1,6 @@
 //! Address strings (`FI_ADDR_STR`): `fi_sockaddr_in://192.0.2.1:7471` and
-//! `fi_sockaddr_in6://[2001:db8::1]:7471` (`fi_getinfo(3)`), and the rule for short buffers of
-//! `fi_av_lookup` and `fi_av_straddr`.
+//! `fi_sockaddr_in6://[2001:db8::1]:7471`, and both with `fi_sockaddr` (`fi_getinfo(3)`); and the
+//! rule for short buffers of `fi_av_lookup` and `fi_av_straddr`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,7 +10,8 @@ use crate::errno::{FiErrno, Result};
 #[must_use]
 pub fn looks_like_str(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
-    text.starts_with("fi_sockaddr_in://") || text.starts_with("fi_sockaddr_in6://")
+    let formats = ["fi_sockaddr://", "fi_sockaddr_in://", "fi_sockaddr_in6://"];
+    formats.iter().any(|format| text.starts_with(format))
 }
 
 /// Reads an address string.
@@ -26,6 +27,12 @@ pub fn parse(text: &str) -> Result<SocketAddr> {
             Some(port) => port.parse().map_err(|_| FiErrno::EINVAL)?,
         };
         Ok(SocketAddr::new(ip, port))
+    };
+    // of either family; IPv6 addresses are in brackets
+    let format = match (format, rest.starts_with('[')) {
+        (either, false) if either.eq_ignore_ascii_case("fi_sockaddr") => "fi_sockaddr_in",
+        (either, true) if either.eq_ignore_ascii_case("fi_sockaddr") => "fi_sockaddr_in6",
+        (format, _) => format,
     };
     if format.eq_ignore_ascii_case("fi_sockaddr_in") {
         let (ip, port) = rest.split_at(rest.find(':').unwrap_or(rest.len()));
@@ -102,6 +109,13 @@ mod tests {
             parse("fi_sockaddr_in://1.2.3.4"),
             Ok("1.2.3.4:0".parse().unwrap())
         );
+        for (text, addr) in [
+            ("fi_sockaddr://10.31.6.12:7471", "10.31.6.12:7471"),
+            ("fi_sockaddr://[2001:db8::1]:5", "[2001:db8::1]:5"),
+        ] {
+            assert!(looks_like_str(text));
+            assert_eq!(parse(text), Ok(addr.parse().unwrap()));
+        }
     }
 
     #[test]
@@ -114,6 +128,8 @@ mod tests {
             "fi_sockaddr_in6://::1:5",
             "fi_sockaddr_in6://[::1]5",
             "fi_sockaddr_ib://x",
+            "fi_sockaddr://::1:5",
+            "fi_sockaddr://1.2.3.4:5?qos=3",
         ] {
             assert_eq!(parse(text), Err(FiErrno::EINVAL), "{text}");
         }
