@@ -23,10 +23,11 @@ use core::ffi::c_int;
 use crate::bindings::*;
 use crate::consts::fi_version;
 
-/// A table of operations with the one slot that main appends to it (`export_xpu`, `xpu_ctx`,
-/// `lookup2`). Main's inline functions call several of these slots without checking `size`, so the
-/// slots must exist. Every such function takes only scalars and pointers and returns an int, and is
-/// never called with effect: the slot holds a stub.
+/// A table of operations with the one slot that main appends to it (`export_xpu`, `xpu_ctx`).
+/// Main's inline functions call several of these slots without checking `size`, so the slots must
+/// exist. Every such function takes only scalars and pointers and returns an int, and is never
+/// called with effect: the slot holds a stub. `fi_ops_av` needs none: main appends `lookup2`, whose
+/// inline function checks `size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct WithMainSlot<T> {
