@@ -167,7 +167,7 @@ impl Id {
 
     /// Ends all activity of the id. The peer notices it by the end of the socket.
     pub(super) fn abandon(shared: &Arc<Shared>) {
-        let (children, events, parts) = {
+        let (children, events, names, parts) = {
             let mut state = lock(&shared.state);
             for (fd, _) in state.watched() {
                 state.events.unwatch(fd);
@@ -176,7 +176,7 @@ impl Id {
             let events = state.events.expel(shared);
             let names = std::mem::take(&mut state.names);
             let parts = (
-                (names, std::mem::take(&mut state.permissions)),
+                std::mem::take(&mut state.permissions),
                 state.link.take(),
                 (state.timer.take(), state.reserved.take()),
                 state.device.take(),
@@ -187,13 +187,17 @@ impl Id {
                 .into_iter()
                 .partition::<Vec<Child>, _>(|child| child.id.handle().is_null());
             state.children = taken;
-            (children, events, parts)
+            (children, events, names, parts)
         };
         drop(parts);
         // Requests in the queue hold only objects that `children` has too.
         drop(events);
         for child in children {
             Self::abandon(&child.id);
+        }
+        // Last: the parts above have left descriptors free, which this takes.
+        for name in names {
+            name.end_queue();
         }
     }
 }

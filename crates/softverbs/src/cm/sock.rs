@@ -143,6 +143,26 @@ impl Sock {
         }
     }
 
+    /// Ends a listening socket and the connections in its queue. Closing the socket ends them only
+    /// with the last copy, which a forked child may have. Each connection takes a free descriptor
+    /// for a moment; without one the rest stays in the queue.
+    pub(super) fn end_queue(&self) {
+        // No connection can be added to the queue then.
+        self.shut_down();
+        if self.owner.is_this_process() {
+            while let Ok(Some(_)) = self.accept() {}
+        }
+    }
+
+    fn shut_down(&self) {
+        if !self.owner.is_this_process() {
+            return;
+        }
+        // SAFETY: no memory is passed. An unconnected socket returns ENOTCONN, which is no error
+        // here.
+        unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
+    }
+
     /// Whether the other end had this process's effective user when it connected or began to
     /// listen.
     pub(super) fn is_of_own_user(&self) -> Res<bool> {
@@ -235,12 +255,7 @@ impl Sock {
 
 impl Drop for Sock {
     fn drop(&mut self) {
-        if !self.owner.is_this_process() {
-            return;
-        }
-        // SAFETY: no memory is passed. An unconnected socket returns ENOTCONN, which is no error
-        // here.
-        unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
+        self.shut_down();
     }
 }
 
@@ -418,6 +433,29 @@ mod tests {
         assert_eq!(server.recv(&mut [0; 16]), Received::Packet(5));
         poll.remove(flag.fd());
         assert_eq!(poll.ready().unwrap().count(), 0);
+    }
+
+    /// The copy is that of a forked child.
+    #[test]
+    fn a_queue_ends_although_another_process_has_a_copy_of_its_socket() {
+        let listener = Sock::new().unwrap();
+        listener.bind("softverbs-test/sock-8").unwrap();
+        listener.listen(2).unwrap();
+        let _copy = listener.fd.try_clone().unwrap();
+        let clients = [(); 2].map(|()| Sock::new().unwrap());
+        for client in &clients {
+            client.connect("softverbs-test/sock-8").unwrap();
+        }
+        listener.end_queue();
+        for client in &clients {
+            assert_eq!(client.recv(&mut [0; 16]), Received::End);
+        }
+        assert_eq!(
+            Sock::new().unwrap().connect("softverbs-test/sock-8"),
+            Err(Errno(libc::ECONNREFUSED))
+        );
+        // a socket that does not listen has no queue
+        Sock::new().unwrap().end_queue();
     }
 
     #[test]

@@ -268,6 +268,31 @@ fn a_listener_goes_with_those_who_have_asked() {
     two.destroy();
 }
 
+/// The child lives on, and has not called execve(2).
+#[test]
+fn a_listener_goes_although_a_forked_child_has_its_socket() {
+    if skip_on_hardware("fork needs ibv_fork_init there") {
+        return;
+    }
+    let mut second = Second::start("fork_listening", &[("CM_BIND", &on_device(0))]);
+    let to = second.line();
+    let to = to.strip_prefix("listening on ").unwrap().parse().unwrap();
+    let channel = Channel::new();
+    let ids = [(); 2].map(|()| channel.routed(to));
+    for id in ids {
+        assert_eq!(id.connect(&mut param(b"")), 0);
+    }
+    // both connections are in the queue of the socket
+    second.tell("go");
+    second.expect("destroyed");
+    for _ in ids {
+        channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
+    }
+    ids.into_iter().for_each(Id::destroy);
+    channel.destroy();
+    second.finish();
+}
+
 /// Its client is woken for each attempt, and not between two of them.
 #[test]
 fn a_full_backlog_keeps_no_channel_readable() {

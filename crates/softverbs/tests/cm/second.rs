@@ -43,6 +43,7 @@ pub(crate) fn run() {
         "dial" => dial(),
         "dial_many" => dial_many(),
         "fork" => fork(),
+        "fork_listening" => fork_listening(),
         "wait" => wait(),
         role => panic!("no role {role:?}: this test is started by others"),
     }
@@ -255,6 +256,35 @@ fn fork() {
     id.destroy();
     channel.destroy();
     say("forked");
+}
+
+/// Destroys a listener while a forked child has a copy of its socket.
+fn fork_listening() {
+    let channel = Channel::new();
+    let (listener, at) = channel.listener(&variable("CM_BIND"), 8);
+    say(&format!("listening on {at}"));
+    assert_eq!(told(PATIENCE).as_deref(), Some("go"));
+    // SAFETY: the child makes system calls, until it ends with this process or by its signal.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+        child
+    };
+    assert!(child > 0);
+    listener.destroy();
+    say("destroyed");
+    assert_eq!(told(PATIENCE).as_deref(), Some("exit"));
+    channel.destroy();
+    // SAFETY: a child of this process, which has not been waited for.
+    unsafe {
+        assert_eq!(libc::kill(child, libc::SIGKILL), 0);
+        assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
+    }
 }
 
 /// Threads wait for an event of the connection manager, of a completion channel and of the device,
