@@ -262,22 +262,32 @@ fn overlap(mine: &str, other: &str) -> bool {
     mine == other || (mine.starts_with("any") || other.starts_with("any")) && v6(mine) == v6(other)
 }
 
+/// Whether [`host_part`] makes this text of an address. A process of another user can bind a name
+/// with any bytes in this place; and the names of another port space have a longer prefix.
+fn is_host(text: &str) -> bool {
+    let is_of = |address: String| {
+        let address = address.parse::<SocketAddr>();
+        address.is_ok_and(|address| host_part(&address) == text)
+    };
+    matches!(text, "any4" | "any6") || is_of(format!("{text}:0")) || is_of(format!("[{text}]:0"))
+}
+
 /// The hosts of this user's sockets whose names with `port` overlap with `mine`. `taken` is the
 /// contents of `/proc/net/unix`.
-fn overlapping(taken: &str, space: Space, mine: &[String], port: u16) -> BTreeSet<String> {
+fn overlapping(taken: &[u8], space: Space, mine: &[String], port: u16) -> BTreeSet<String> {
     let prefix = format!("@{}", space.prefix());
     let suffix = format!("/{port}");
+    let host_of = |line| {
+        let path = std::str::from_utf8(line).ok()?.split_whitespace().last()?;
+        let other = path.strip_prefix(prefix.as_str())?;
+        other.strip_suffix(suffix.as_str())
+    };
     taken
-        .lines()
-        .filter_map(|line| line.split_whitespace().last())
-        .filter_map(|path| {
-            path.strip_prefix(prefix.as_str())?
-                .strip_suffix(suffix.as_str())
-        })
-        // a name of another port space, whose prefix is longer
-        .filter(|other| !other.contains('/'))
+        .split(|byte| *byte == b'\n')
+        .filter_map(host_of)
         .filter(|other| !mine.iter().any(|host| host == other))
         .filter(|other| mine.iter().any(|host| overlap(host, other)))
+        .filter(|other| is_host(other))
         .map(str::to_owned)
         .collect()
 }
@@ -313,7 +323,6 @@ fn shown(space: Space, mine: &[String], port: u16) -> Res<BTreeSet<String>> {
         Err(errno @ Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(errno),
         read => read.unwrap_or_default(),
     };
-    let taken = String::from_utf8_lossy(&taken);
     Ok(overlapping(&taken, space, mine, port))
 }
 
@@ -614,7 +623,7 @@ mod tests {
             sys::effective_uid().wrapping_add(1)
         );
         let mine = ["127.0.0.1".to_owned()];
-        let overlapping = |list: &str, port| overlapping(list, Space::Tcp, &mine, port);
+        let overlapping = |list: &str, port| overlapping(list.as_bytes(), Space::Tcp, &mine, port);
         assert!(overlapping(&list, 9).is_empty());
         let own = format!(
             "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9",
@@ -622,6 +631,56 @@ mod tests {
         );
         assert!(overlapping(&own, 9).contains("any4"));
         assert!(overlapping(&own, 19).is_empty());
+    }
+
+    #[test]
+    fn only_texts_of_addresses_are_hosts() {
+        for text in [
+            "0.0.0.0:1",
+            "10.1.2.3:1",
+            "[::]:1",
+            "[fe80::1%3]:1",
+            "[2001:db8::7]:1",
+        ] {
+            assert!(is_host(&host_part(&address(text))), "{text}");
+        }
+        for text in [
+            "",
+            "any",
+            "anyx",
+            "any4x",
+            "any\u{fffd}",
+            "0.0.0.0",
+            "10.1.2.03",
+            "::ffff:10.1.2.3",
+            "FE80::1",
+            "udp/any4",
+        ] {
+            assert!(!is_host(text), "{text}");
+        }
+    }
+
+    /// The lossy form of the name would be longer than a name can be.
+    #[test]
+    fn a_name_that_is_no_text_does_not_count() {
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
+
+        let ip4 = address("127.0.0.1:0");
+        let (bound, held) = own_any_port(Space::Ib, &ip4, false).unwrap();
+        drop(held);
+        let name = [
+            format!("{}any", Space::Ib.prefix()).into_bytes(),
+            vec![0xff; 30],
+            format!("/{}", bound.port()).into_bytes(),
+        ]
+        .concat();
+        // the list has the sockets of each type
+        let _other = UnixDatagram::bind_addr(&UnixAddr::from_abstract_name(name).unwrap()).unwrap();
+        let range = bound.port()..=bound.port();
+        assert_eq!(own(Space::Ib, &bound, false).map(drop), Ok(()));
+        let any = own_port_of(&range, Space::Ib, &address("0.0.0.0:0"), false);
+        assert_eq!(any.map(drop), Ok(()));
     }
 
     #[test]
