@@ -5,7 +5,7 @@
 //! for its user in its network namespace. `any4` and `any6` represent the unspecified addresses. An
 //! IPv4-mapped IPv6 address has the name of the IPv4 address.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::ops::RangeInclusive;
@@ -272,24 +272,30 @@ fn is_host(text: &str) -> bool {
     matches!(text, "any4" | "any6") || is_of(format!("{text}:0")) || is_of(format!("[{text}]:0"))
 }
 
-/// The hosts of this user's sockets whose names with `port` overlap with `mine`. `taken` is the
-/// contents of `/proc/net/unix`.
-fn overlapping(taken: &[u8], space: Space, mine: &[String], port: u16) -> BTreeSet<String> {
+/// For each port of `range` the hosts of this user's sockets whose names overlap with `mine`.
+/// `taken` is the contents of `/proc/net/unix`.
+fn overlapping(
+    taken: &[u8],
+    space: Space,
+    mine: &[String],
+    range: &RangeInclusive<u16>,
+) -> BTreeMap<u16, BTreeSet<String>> {
     let prefix = format!("@{}", space.prefix());
-    let suffix = format!("/{port}");
-    let host_of = |line| {
+    let name_of = |line: &[u8]| {
         let path = std::str::from_utf8(line).ok()?.split_whitespace().last()?;
-        let other = path.strip_prefix(prefix.as_str())?;
-        other.strip_suffix(suffix.as_str())
+        let (other, number) = path.strip_prefix(prefix.as_str())?.rsplit_once('/')?;
+        let port = number.parse().ok().filter(|port| range.contains(port))?;
+        let counts = port.to_string() == number
+            && !mine.iter().any(|host| host == other)
+            && mine.iter().any(|host| overlap(host, other))
+            && is_host(other);
+        counts.then(|| (port, other.to_owned()))
     };
-    taken
-        .split(|byte| *byte == b'\n')
-        .filter_map(host_of)
-        .filter(|other| !mine.iter().any(|host| host == other))
-        .filter(|other| mine.iter().any(|host| overlap(host, other)))
-        .filter(|other| is_host(other))
-        .map(str::to_owned)
-        .collect()
+    let mut found = BTreeMap::<u16, BTreeSet<String>>::new();
+    for (port, host) in taken.split(|byte| *byte == b'\n').filter_map(name_of) {
+        found.entry(port).or_default().insert(host);
+    }
+    found
 }
 
 /// Whether a socket owns the name. `/proc/net/unix` does not tell: the socket of an accepted
@@ -313,17 +319,26 @@ fn is_one_owned(space: Space, hosts: &BTreeSet<String>, port: u16) -> Res<bool> 
     Ok(false)
 }
 
-/// The hosts whose names another socket of this user shows, and that overlap with `mine`. Without
-/// /proc there are none.
+/// The contents of `/proc/net/unix`, which is long where many sockets exist. Empty without /proc.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`: the list cannot be read.
+fn read_list() -> Res<Vec<u8>> {
+    #[cfg(test)]
+    tests::READS.with(|reads| reads.set(reads.get() + 1));
+    match fs::read("/proc/net/unix").map_err(Errno::from) {
+        Err(errno @ Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(errno),
+        read => Ok(read.unwrap_or_default()),
+    }
+}
+
+/// The hosts whose names another socket of this user shows, and that overlap with `mine`.
+///
+/// # Errors
+/// As [`read_list`].
 fn shown(space: Space, mine: &[String], port: u16) -> Res<BTreeSet<String>> {
-    let taken = match fs::read("/proc/net/unix").map_err(Errno::from) {
-        Err(errno @ Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(errno),
-        read => read.unwrap_or_default(),
-    };
-    Ok(overlapping(&taken, space, mine, port))
+    let mut found = overlapping(&read_list()?, space, mine, &(port..=port));
+    Ok(found.remove(&port).unwrap_or_default())
 }
 
 /// Milliseconds before each attempt: another caller of [`is_owned`] may have the name.
@@ -448,35 +463,59 @@ pub(super) fn own_any_port(
     own_port_of(&ephemeral_ports(), space, address, only_own_family)
 }
 
-/// As [`own`], with a free port of `range`.
+/// Maximum number of ports for which [`own_port_of`] reads the list of the sockets.
+const MOST_LOOKS: usize = 64;
+
+/// As [`own`], with a free port of `range`. If a process of another user has bound names that
+/// overlap with each port, the list of the sockets is still read only a few times.
 fn own_port_of(
     range: &RangeInclusive<u16>,
     space: Space,
     address: &SocketAddr,
     only_own_family: bool,
 ) -> Res<(SocketAddr, Vec<Sock>)> {
+    let none = Err(Errno(libc::EADDRNOTAVAIL));
     let mine = hosts(address, only_own_family);
-    let count = u64::from(range.end() - range.start()) + 1;
+    // One address overlaps with all addresses of its family only: the list is not read for it.
+    let all_of_family = match &mine[..] {
+        [host] if !host.starts_with("any") => Some(BTreeSet::from([any_of(address)])),
+        _ => None,
+    };
+    let listed = match all_of_family {
+        Some(_) => BTreeMap::new(),
+        None => overlapping(&read_list()?, space, &mine, range),
+    };
+    let (first, count) = (*range.start(), u64::from(range.end() - range.start()) + 1);
     let start = sys::random() % count;
-    for step in 0..count {
-        let port = range.start() + ((start + step) % count) as u16;
-        match own_names(space, &mine, port) {
-            Ok(sockets) => {
-                // One address overlaps with all addresses of its family only. The list of the
-                // sockets is not read for it: it is long where many ids are active.
-                let others = match &mine[..] {
-                    [host] if !host.starts_with("any") => BTreeSet::from([any_of(address)]),
-                    _ => shown(space, &mine, port)?,
-                };
-                if !is_one_owned(space, &others, port)? {
-                    return Ok((with_port(address, port), sockets));
-                }
-            }
-            Err(Errno(libc::EADDRINUSE)) => {}
+    let ports = (0..count).map(|step| first + ((start + step) % count) as u16);
+    let unlisted = ports.clone().filter(|port| !listed.contains_key(port));
+    // A name in the list may be that of a listener that has ended.
+    let rest = ports.filter(|port| listed.contains_key(port));
+    let mut looks = 0;
+    for port in unlisted.chain(rest) {
+        let sockets = match own_names(space, &mine, port) {
+            Ok(sockets) => sockets,
+            Err(Errno(libc::EADDRINUSE)) => continue,
             Err(errno) => return Err(errno),
+        };
+        if let Some(others) = all_of_family.as_ref().or_else(|| listed.get(&port))
+            && is_one_owned(space, others, port)?
+        {
+            continue;
         }
+        if all_of_family.is_none() {
+            if looks == MOST_LOOKS {
+                return none;
+            }
+            looks += 1;
+            // After binding the names, as in `own_hosts`.
+            if is_one_owned(space, &shown(space, &mine, port)?, port)? {
+                continue;
+            }
+        }
+        return Ok((with_port(address, port), sockets));
     }
-    Err(Errno(libc::EADDRNOTAVAIL))
+    none
 }
 
 fn ephemeral_ports() -> RangeInclusive<u16> {
@@ -490,7 +529,14 @@ fn ephemeral_ports() -> RangeInclusive<u16> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// How often this thread has read the list of the sockets.
+        pub(super) static READS: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
@@ -623,7 +669,10 @@ mod tests {
             sys::effective_uid().wrapping_add(1)
         );
         let mine = ["127.0.0.1".to_owned()];
-        let overlapping = |list: &str, port| overlapping(list.as_bytes(), Space::Tcp, &mine, port);
+        let overlapping = |list: &str, port| {
+            let found = overlapping(list.as_bytes(), Space::Tcp, &mine, &(port..=port));
+            found.into_values().flatten().collect::<BTreeSet<_>>()
+        };
         assert!(overlapping(&list, 9).is_empty());
         let own = format!(
             "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9",
@@ -702,6 +751,43 @@ mod tests {
             drop(held);
             assert_eq!(own_port(&range, second).map(drop), Ok(()));
         }
+    }
+
+    /// The list is long where another user has many sockets.
+    #[test]
+    fn the_search_for_a_port_reads_the_list_a_few_times() {
+        let range = 20_000..=20_199;
+        let search = || {
+            let before = READS.get();
+            let found = own_port_of(&range, Space::Ib, &address("0.0.0.0:0"), false);
+            let reads = READS.get() - before;
+            assert!(reads <= 4, "{reads} reads");
+            found.map(|(bound, _)| bound.port())
+        };
+        let owner = |port| {
+            let sock = Sock::new().unwrap();
+            sock.bind(&name(Space::Ib, "127.0.0.1", port)).unwrap();
+            sock
+        };
+        let mut owners: BTreeMap<u16, Sock> =
+            range.clone().map(|port| (port, owner(port))).collect();
+        let none = Err(Errno(libc::EADDRNOTAVAIL));
+        assert_eq!(search(), none);
+        owners.remove(&20_100);
+        assert_eq!(search(), Ok(20_100));
+        // one that is in the list, as the name of an accepted connection
+        owners.insert(20_100, owner(20_100));
+        let listener = owners.remove(&20_150).unwrap();
+        listener.listen(1).unwrap();
+        let client = Sock::new().unwrap();
+        client
+            .connect(&name(Space::Ib, "127.0.0.1", 20_150))
+            .unwrap();
+        let accepted = listener.accept().unwrap();
+        assert!(accepted.is_some());
+        assert_eq!(search(), none);
+        drop(listener);
+        assert_eq!(search(), Ok(20_150));
     }
 
     #[test]
