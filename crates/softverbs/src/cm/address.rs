@@ -344,7 +344,8 @@ fn shown(space: Space, mine: &[String], port: u16) -> Res<BTreeSet<String>> {
     Ok(found.remove(&port).unwrap_or_default())
 }
 
-/// Milliseconds before each attempt: another caller of [`is_owned`] may have the name.
+/// Milliseconds before each attempt: another caller of [`is_owned`], or a process that is ending,
+/// may have the name.
 const PAUSES: [u64; 3] = [0, 1, 2];
 
 /// The name that the owner of a host's name with `port` also owns while it permits others to bind
@@ -353,7 +354,9 @@ fn permission(space: Space, host: &str, port: u16) -> String {
     format!("{}shared/{host}/{port}", space.prefix())
 }
 
-/// Sockets that permit other ids to bind `address` too, which the caller owns.
+/// Sockets that permit other ids to bind `address` too, which the caller owns. They listen, so that
+/// another process finds the user of the name by a connection ([`is_granted`]). No connection is
+/// accepted: each permission can be looked at `net.core.somaxconn` times.
 ///
 /// # Errors
 /// `EMFILE` and others: no socket.
@@ -367,7 +370,10 @@ pub(super) fn permit_others(
         for pause in PAUSES {
             thread::sleep(Duration::from_millis(pause));
             match sock.bind(&name) {
-                Ok(()) => break,
+                Ok(()) => {
+                    sock.listen(i32::MAX)?;
+                    break;
+                }
                 Err(Errno(libc::EADDRINUSE)) => {}
                 Err(errno) => return Err(errno),
             }
@@ -377,12 +383,15 @@ pub(super) fn permit_others(
     hosts(address, only_own_family).iter().map(permit).collect()
 }
 
-/// As [`is_owned`], and 1 ms later too: this call takes a name itself for a moment.
-fn stays_owned(name: &str) -> Res<bool> {
-    Ok(is_owned(name)? && {
-        thread::sleep(Duration::from_millis(1));
-        is_owned(name)?
-    })
+/// Whether a process of this user has the permission of this name.
+fn is_granted(name: &str) -> Res<bool> {
+    let sock = Sock::new()?;
+    match sock.connect(name) {
+        Ok(()) => sock.is_of_own_user(),
+        Err(errno) if sys::is_shortage(errno) => Err(errno),
+        // No socket listens, or the queue is full: the user is not known.
+        Err(_) => Ok(false),
+    }
 }
 
 /// Whether all owners of the port for an overlapping address permit others to bind it.
@@ -397,7 +406,7 @@ pub(super) fn is_permitted(space: Space, address: &SocketAddr, only_own_family: 
         let mut refused = false;
         for host in mine.iter().chain(&others) {
             let owned = is_owned(&name(space, host, port))?;
-            refused |= owned && !stays_owned(&permission(space, host, port))?;
+            refused |= owned && !is_granted(&permission(space, host, port))?;
         }
         if !refused {
             return Ok(true);

@@ -21,7 +21,14 @@ fn packet_socket() -> OwnedFd {
 fn name_of(address: SocketAddr) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: no memory is passed.
     let uid = unsafe { libc::geteuid() };
-    let name = format!("softverbs/{uid}/{}/{}", address.ip(), address.port());
+    abstract_name(&format!(
+        "softverbs/{uid}/{}/{}",
+        address.ip(),
+        address.port()
+    ))
+}
+
+fn abstract_name(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: all zeros is a value of it.
     let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     raw.sun_family = libc::AF_UNIX as u16;
@@ -282,6 +289,35 @@ fn other_users_are_nobody() {
     assert_eq!(connected, 0);
     channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
     id.destroy();
+    channel.destroy();
+}
+
+/// `RDMA_OPTION_ID_REUSEADDR`: the owner of the address has not set it.
+#[test]
+fn other_users_permit_nothing() {
+    if skip_on_hardware("its addresses are the kernel's") {
+        return;
+    }
+    // SAFETY: no memory is passed.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: only root can act for another user");
+        return;
+    }
+    let channel = Channel::new();
+    let (owner, sharing) = (channel.id(), channel.id());
+    assert_eq!(owner.bind(&on_device(0)), 0);
+    let at = owner.source().unwrap();
+    let one = &1i32.to_ne_bytes();
+    assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+    let permission = format!("softverbs/0/shared/{}/{}", at.ip(), at.port());
+    let (socket, name) = (packet_socket(), abstract_name(&permission));
+    as_another_user(|| with_name(libc::bind, &socket, &name));
+    assert_eq!(sharing.bind(&at.to_string()), libc::EADDRINUSE);
+    // SAFETY: no memory is passed.
+    as_another_user(|| unsafe { libc::listen(socket.as_raw_fd(), 8) } == 0);
+    assert_eq!(sharing.bind(&at.to_string()), libc::EADDRINUSE);
+    owner.destroy();
+    sharing.destroy();
     channel.destroy();
 }
 
