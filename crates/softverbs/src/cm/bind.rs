@@ -33,7 +33,11 @@ fn permissions(state: &State, source: &SocketAddr, names: &[Sock]) -> Res<Vec<So
     if !options.reuse_address || names.is_empty() {
         return Ok(Vec::new());
     }
-    address::permit_others(state.space, source, options.only_own_family)
+    let mut all = address::permit_others(state.space, source, options.only_own_family)?;
+    // The connection of the id has, or had, the first name.
+    let surplus = all.len().saturating_sub(names.len());
+    all.drain(..surplus);
+    Ok(all)
 }
 
 /// Makes the permissions of a bound id fit its options.

@@ -84,7 +84,8 @@ pub(super) struct State {
     /// `rdma_resolve_addr` may have replaced the host in `source`.
     pub(super) named: Option<SocketAddr>,
     /// The sockets that permit others to bind the address of `names`
-    /// (RDMA_OPTION_ID_REUSEADDR), until the id listens.
+    /// (RDMA_OPTION_ID_REUSEADDR), until the id listens: one for each name, in the order of the
+    /// names, and before them that of the name which the link has.
     pub(super) permissions: Vec<Sock>,
     pub(super) link: Option<Link>,
     /// Active: the request, while the listener's queue is full.
@@ -212,6 +213,10 @@ impl State {
         self.stop_timer();
         if let Some(link) = self.link.take() {
             self.events.unwatch(link.fd());
+            // A name that the link has had ends with it. Another id can own the name then, which
+            // has not given this permission.
+            let surplus = self.permissions.len().saturating_sub(self.names.len());
+            self.permissions.drain(..surplus);
         }
     }
 

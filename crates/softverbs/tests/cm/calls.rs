@@ -118,6 +118,54 @@ fn an_address_is_shared_as_it_was_bound() {
     channel.destroy();
 }
 
+/// The name of an active id ends with its connection.
+#[test]
+fn a_permission_ends_with_the_address() {
+    if skip_on_hardware("an id has its port until it is destroyed") {
+        return;
+    }
+    let channel = Channel::new();
+    let one = &1i32.to_ne_bytes();
+    let (listener, to) = channel.listener(&on_device(0), 8);
+    for host in ["127.0.0.1", "[::]"] {
+        let (former, owner, sharing) = (channel.id(), channel.id(), channel.id());
+        for id in [former, sharing] {
+            assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        }
+        assert_eq!(former.bind(&format!("{host}:0")), 0);
+        let at = format!("{host}:{}", former.source().unwrap().port());
+        // a wildcard address has no connection in another family
+        let to = match host {
+            "[::]" => SocketAddr::new("::ffff:127.0.0.1".parse().unwrap(), to.port()),
+            _ => to,
+        };
+        channel.route(former, to);
+        assert_eq!(former.connect(&mut param(b"")), 0);
+        let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+        assert_eq!(owner.bind(&at), libc::EADDRINUSE);
+        assert_eq!(sharing.bind(&at), 0, "{at}");
+        sharing.destroy();
+        assert_eq!(passive.reject(b""), 0);
+        channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
+        // IPv6's half of "::" is free, and IPv4's is not
+        let sharing = channel.id();
+        for id in [owner, sharing] {
+            assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, one), 0);
+        }
+        assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        assert_eq!(owner.bind(&at), 0, "{at}");
+        assert_eq!(sharing.bind(&at), libc::EADDRINUSE, "{at}");
+        // the new owner can give the permission
+        assert_eq!(owner.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        assert_eq!(sharing.bind(&at), 0, "{at}");
+        for id in [sharing, owner, passive, former] {
+            id.destroy();
+        }
+    }
+    listener.destroy();
+    channel.destroy();
+}
+
 /// The socket of an accepted connection shows the name of its listener, and does not own it.
 #[test]
 fn a_port_is_free_after_its_listener() {
