@@ -139,10 +139,10 @@ impl Events {
         }
     }
 
-    /// Takes the next event from the queue, and counts it as reported. Makes the id of a connection
-    /// request. Until the request is delivered an event of that id stays: another thread would give
+    /// Takes the next event from the queue, and counts it as reported. Returns it with its number
+    /// ([`Shared::report`]). Makes the id of a connection request. Until the request is delivered an event of that id stays: another thread would give
     /// the id to the application, which could destroy it during the delivery.
-    pub(super) fn pop(&self) -> Option<Raw> {
+    pub(super) fn pop(&self) -> Option<(Raw, u64)> {
         let mut pending = lock(&self.pending);
         let queue = &mut pending.queue;
         let next = queue.iter().position(Raw::is_due)?;
@@ -150,12 +150,12 @@ impl Events {
         if !pending.has_due() {
             self.flag.clear();
         }
-        event.subject.report();
+        let number = event.subject.report();
         if let Kind::Request { child, .. } | Kind::ServiceRequest { child, .. } = &event.kind {
             let channel = self.address.load(Ordering::Acquire);
             Id::make_for_request(child, &event.subject, channel.cast());
         }
-        Some(event)
+        Some((event, number))
     }
 
     /// Adds the id to those whose descriptors are processed.
@@ -268,7 +268,7 @@ mod tests {
                 kind: Kind::TimewaitExit,
             });
         };
-        let popped = || events.pop().map(|raw| raw.subject.serial);
+        let popped = || events.pop().map(|(raw, _)| raw.subject.serial);
         let known_id = Id::make(&known, rdma_cm_id::default());
         push(&early);
         assert_eq!((popped(), events.has_event()), (None, false));

@@ -24,6 +24,8 @@ pub(super) struct Event {
     c: rdma_cm_event,
     private: [u8; 256],
     subject: Arc<Shared>,
+    /// Of [`Shared::report`].
+    number: u64,
 }
 
 impl Event {
@@ -32,6 +34,7 @@ impl Event {
             c: rdma_cm_event::default(),
             private: [0; 256],
             subject,
+            number: 0,
         });
         out.c.id = out.subject.handle().cast();
         out.c.event = event;
@@ -84,12 +87,12 @@ impl Event {
     }
 }
 
-/// Turns an event of `channel` into the object for the application; `None` if the application must
-/// not see it.
-pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
+/// Turns an event of `channel`, which has this number, into the object for the application; `None`
+/// if the application must not see it.
+pub(super) fn deliver(raw: Raw, number: u64, channel: &Arc<Events>) -> Option<Box<Event>> {
     let Raw { subject, kind } = raw;
     let plain = |event, status| Some(Event::new(Arc::clone(&subject), event, status));
-    let delivered = match kind {
+    let mut delivered = match kind {
         Kind::AddrResolved => {
             let mut state = lock(&subject.state);
             match state.bind_device(&subject) {
@@ -171,8 +174,9 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
         Kind::Disconnected(status) => plain(RDMA_CM_EVENT_DISCONNECTED, status),
         Kind::TimewaitExit => plain(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0),
     };
-    if delivered.is_none() {
-        subject.acknowledge();
+    match &mut delivered {
+        Some(event) => event.number = number,
+        None => subject.acknowledge(number),
     }
     delivered
 }
@@ -254,7 +258,7 @@ pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
         // SAFETY: every event of this connection manager is an `Event`; the caller does not use it
         // again.
         let event = unsafe { Box::from_raw(event.cast::<Event>()) };
-        event.subject.acknowledge();
+        event.subject.acknowledge(event.number);
         Ok(())
     })
 }
@@ -295,15 +299,15 @@ mod tests {
         };
         push(&listener, request);
         push(&child, Kind::TimewaitExit);
-        let request = events.pop().unwrap();
+        let (request, number) = events.pop().unwrap();
         assert!(!child.handle().is_null());
         assert!(!events.has_event() && events.pop().is_none());
         // a thread that waits sleeps meanwhile
         assert!(!is_readable(channel));
-        let delivered = deliver(request, &events).unwrap();
+        let delivered = deliver(request, number, &events).unwrap();
         assert!(is_readable(channel));
         assert_eq!(delivered.c.id, child.handle().cast());
-        let next = events.pop().unwrap();
+        let (next, _) = events.pop().unwrap();
         assert_eq!(next.subject.serial, child.serial);
         assert!(!is_readable(channel));
         drop((delivered, next));

@@ -13,7 +13,7 @@ use crate::sys::{Errno, Res};
 
 /// The next event for the application of those that are queued.
 pub(super) fn queued(events: &Arc<Events>) -> Option<Box<Event>> {
-    std::iter::from_fn(|| events.pop()).find_map(|raw| deliver(raw, events))
+    std::iter::from_fn(|| events.pop()).find_map(|(raw, number)| deliver(raw, number, events))
 }
 
 /// Maximum number of looks at the descriptors of a non-blocking channel in one call.

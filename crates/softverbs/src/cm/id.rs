@@ -5,6 +5,7 @@
 //! `Dead` then. Lock order: a requested id before its listener, an id before a
 //! channel, a channel before the count of events.
 
+use std::collections::BTreeSet;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -25,10 +26,12 @@ pub(super) struct Id {
     pub(super) path: Box<ibv_sa_path_rec>,
 }
 
+/// The events of an id that the application has got. They are numbered from 1.
 #[derive(Default)]
 struct Count {
     reported: u64,
-    completed: u64,
+    /// The numbers of those that are not acknowledged.
+    open: BTreeSet<u64>,
 }
 
 /// The connection manager's state of an id.
@@ -72,14 +75,18 @@ impl Shared {
         self.given.load(Ordering::Acquire)
     }
 
-    /// Counts an event that the application gets.
-    pub(super) fn report(&self) {
-        lock(&self.count).reported += 1;
+    /// Counts an event that the application gets. Returns its number.
+    pub(super) fn report(&self) -> u64 {
+        let mut count = lock(&self.count);
+        count.reported += 1;
+        let number = count.reported;
+        count.open.insert(number);
+        number
     }
 
-    /// Counts an event that the application has acknowledged.
-    pub(super) fn acknowledge(&self) {
-        lock(&self.count).completed += 1;
+    /// The application has acknowledged the event of this number.
+    pub(super) fn acknowledge(&self, number: u64) {
+        lock(&self.count).open.remove(&number);
         self.acknowledged.notify_all();
     }
 
@@ -88,10 +95,11 @@ impl Shared {
         lock(&self.count).reported
     }
 
-    /// Waits until the application has acknowledged that many events.
+    /// Waits until the application has acknowledged the first `of` events. It may acknowledge later
+    /// ones before.
     pub(super) fn wait_for_acknowledgements(&self, of: u64) {
         let mut count = lock(&self.count);
-        while count.completed < of {
+        while count.open.first().is_some_and(|number| *number <= of) {
             count = self
                 .acknowledged
                 .wait(count)
