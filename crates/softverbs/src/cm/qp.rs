@@ -332,9 +332,10 @@ fn datagrams_to_ready(qp: *mut ibv_qp) -> Res<()> {
     Ok(())
 }
 
-/// Creates completion queues for the id, if the application has passed none.
+/// Creates completion queues for the id, if the application has passed none. Their context is the
+/// id, as rdma_get_send_comp(3) and rdma_get_recv_comp(3) require (`ucma_create_cqs` of librdmacm).
 fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()> {
-    let context = c.verbs;
+    let (context, id) = (c.verbs, std::ptr::from_mut(c));
     let make = |entries: u32| {
         // SAFETY: a live context.
         let channel = unsafe { (verbs().ibv_create_comp_channel)(context) };
@@ -343,7 +344,7 @@ fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()>
         }
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         // SAFETY: a live context and channel.
-        let cq = unsafe { (verbs().ibv_create_cq)(context, entries, null_mut(), channel, 0) };
+        let cq = unsafe { (verbs().ibv_create_cq)(context, entries, id.cast(), channel, 0) };
         if cq.is_null() {
             let errno = Errno::last();
             // SAFETY: made above, and not yet passed on.

@@ -84,6 +84,20 @@ fn a_connection_carries_messages() {
     second.finish();
 }
 
+/// rdma_get_recv_comp(3) and rdma_get_send_comp(3) require it.
+#[test]
+fn the_context_of_an_ids_completion_queues_is_the_id() {
+    let channel = Channel::new();
+    let id = channel.routed(on_device(9).parse().unwrap());
+    assert_eq!(id.create_qp(), 0);
+    for cq in [id.c().send_cq, id.c().recv_cq] {
+        // SAFETY: a live completion queue.
+        assert_eq!(unsafe { (*cq).cq_context }, id.0.cast());
+    }
+    id.destroy();
+    channel.destroy();
+}
+
 #[test]
 fn a_connection_over_ipv6_and_through_a_listener_of_both() {
     if skip_on_hardware("the loopback addresses are not its") {
