@@ -112,6 +112,7 @@ const CM: &str = "crates/softverbs/src/cm/";
 const CM_LAYERS: &[&[&str]] = &[
     &["device", "guard", "sock", "wire"],
     &["address", "conversation", "redial"],
+    &["local"],
     // an id has a state, the state a channel, the channel events, and these have ids
     &["channel", "event", "id", "state"],
     // steps of an id: those that its own side begins, and those that the peer causes

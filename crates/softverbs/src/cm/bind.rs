@@ -16,6 +16,7 @@ use super::device;
 use super::event::Kind;
 use super::guard::{lock, pointer, status, void};
 use super::id::{Id, Shared};
+use super::local;
 use super::qp;
 use super::sock::Sock;
 use super::state::{Phase, State};
@@ -51,7 +52,7 @@ fn renew_permissions(state: &mut State) -> Res<()> {
 
 /// Binds the id to `wanted`.
 fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
-    address::check_local(wanted)?;
+    local::check_local(wanted)?;
     let options = state.options;
     let (source, names) = if wanted.port() == 0 {
         address::own_any_port(state.space, wanted, options.only_own_family)?
@@ -85,7 +86,7 @@ fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr>
         Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => errno,
         _ => Errno(libc::ENETUNREACH),
     };
-    address::check_local(destination).map_err(unreachable)?;
+    local::check_local(destination).map_err(unreachable)?;
     match bound {
         Some(source) if !address::is_any(&source) => {
             if source.is_ipv4() == destination.is_ipv4() {
@@ -95,7 +96,7 @@ fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr>
             }
         }
         other => {
-            let mut source = address::source_towards(destination).map_err(unreachable)?;
+            let mut source = local::source_towards(destination).map_err(unreachable)?;
             source.set_port(other.map_or(0, |bound| bound.port()));
             Ok(source)
         }

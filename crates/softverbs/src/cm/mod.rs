@@ -30,6 +30,7 @@ mod get_event;
 mod guard;
 mod id;
 mod lifetime;
+mod local;
 mod progress;
 mod qp;
 mod redial;
