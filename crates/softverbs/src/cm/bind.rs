@@ -81,9 +81,9 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
 
 /// The source address for `destination`.
 fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr> {
-    // A shortage of this process says nothing about the address.
+    // A shortage says nothing about the address.
     let unreachable = |errno| match errno {
-        Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => errno,
+        Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN) => errno,
         _ => Errno(libc::ENETUNREACH),
     };
     local::check_local(destination).map_err(unreachable)?;
@@ -96,7 +96,7 @@ fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr>
             }
         }
         other => {
-            let mut source = local::source_towards(destination).map_err(unreachable)?;
+            let mut source = local::source_of(destination).map_err(unreachable)?;
             source.set_port(other.map_or(0, |bound| bound.port()));
             Ok(source)
         }
