@@ -79,7 +79,7 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
     Ok(())
 }
 
-/// The source address for `destination`.
+/// The source address for `destination`, which has the family of the bound address.
 fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr> {
     // A shortage says nothing about the address.
     let unreachable = |errno| match errno {
@@ -88,13 +88,7 @@ fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr>
     };
     local::check_local(destination).map_err(unreachable)?;
     match bound {
-        Some(source) if !address::is_any(&source) => {
-            if source.is_ipv4() == destination.is_ipv4() {
-                Ok(source)
-            } else {
-                Err(INVALID)
-            }
-        }
+        Some(source) if !address::is_any(&source) => Ok(source),
         other => {
             let mut source = local::source_of(destination).map_err(unreachable)?;
             source.set_port(other.map_or(0, |bound| bound.port()));
@@ -105,11 +99,17 @@ fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr>
 
 fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<()> {
     let mut state = lock(&id.state);
-    match (state.phase, from) {
-        (Phase::Idle, Some(from)) if from.is_ipv4() != to.is_ipv4() => return Err(INVALID),
-        (Phase::Idle, Some(from)) => bind(&mut state, id, &from)?,
-        (Phase::Idle | Phase::Bound, _) => {}
+    // The kernel ignores `from` if the id is bound (`resolve_prepare_src`).
+    let source = match state.phase {
+        Phase::Idle => from,
+        Phase::Bound => state.source,
         _ => return Err(INVALID),
+    };
+    if source.is_some_and(|source| source.is_ipv4() != to.is_ipv4()) {
+        return Err(INVALID);
+    }
+    if let (Phase::Idle, Some(from)) = (state.phase, from) {
+        bind(&mut state, id, &from)?;
     }
     // The unspecified address means this host, as on a real device.
     let destination = if address::is_any(to) {

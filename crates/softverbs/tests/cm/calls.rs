@@ -38,6 +38,33 @@ fn addresses_and_ports_have_one_owner() {
     channel.destroy();
 }
 
+/// As the kernel's `resolve_prepare_src`.
+#[test]
+fn a_bound_id_resolves_addresses_of_its_family() {
+    if skip_on_hardware("the addresses are those of no device") {
+        return;
+    }
+    let channel = Channel::new();
+    let [v4, v6] = ["127.0.0.1:9", "[::1]:9"].map(|to| to.parse().unwrap());
+    for (from, to, other) in [
+        ("0.0.0.0:0", v4, v6),
+        ("127.0.0.1:0", v4, v6),
+        ("[::]:0", v6, v4),
+        ("[::1]:0", v6, v4),
+    ] {
+        let id = channel.id();
+        assert_eq!(id.bind(from), 0);
+        let source = id.source();
+        assert_eq!(id.resolve(None, other), libc::EINVAL, "{from}");
+        assert_eq!(id.source(), source);
+        channel.expect_silence();
+        assert_eq!(id.resolve(None, to), 0, "{from}");
+        channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        id.destroy();
+    }
+    channel.destroy();
+}
+
 /// rdma_set_option(3): the holder of an address permits others to bind it, and they permit it too.
 #[test]
 fn an_address_is_shared_by_those_who_all_permit_it() {
