@@ -325,6 +325,8 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                 _ => return Err(INVALID),
             },
             RDMA_OPTION_ID_ACK_TIMEOUT => match byte()? {
+                // As the kernel's `rdma_set_ack_timeout`: no datagram is acknowledged.
+                _ if qp::type_of(shared.handle()) == IBV_QPT_UD => return Err(INVALID),
                 timeout @ 0..=31 => state.options.ack_timeout = Some(timeout),
                 _ => return Err(INVALID),
             },
@@ -336,6 +338,11 @@ pub(super) unsafe extern "C" fn rdma_set_option(
 
 pub(super) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     pointer(|| {
+        // As librdmacm: a call that fails sets 0.
+        if !num_devices.is_null() {
+            // SAFETY: the caller promises that it is writable.
+            unsafe { *num_devices = 0 };
+        }
         let context = device::context()?;
         let list = Box::into_raw(Box::new([context, null_mut()]));
         if !num_devices.is_null() {

@@ -170,6 +170,8 @@ pub(super) fn deliver(raw: Raw, number: u64, channel: &Arc<Events>) -> Option<Bo
         }
         Kind::Unreachable(Errno(errno)) => plain(RDMA_CM_EVENT_UNREACHABLE, -errno),
         Kind::ConnectError(Errno(errno)) => plain(RDMA_CM_EVENT_CONNECT_ERROR, -errno),
+        // The kernel raises no TIMEWAIT_EXIT either: librdmacm has rejected the reply
+        // (`cm_send_rej_locked`).
         Kind::Disconnected(_) | Kind::TimewaitExit if lock(&subject.state).connect_error => None,
         Kind::Disconnected(status) => plain(RDMA_CM_EVENT_DISCONNECTED, status),
         Kind::TimewaitExit => plain(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0),

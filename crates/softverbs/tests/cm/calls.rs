@@ -237,6 +237,10 @@ fn options() {
         assert_eq!(long, libc::EINVAL);
     }
     assert_eq!(id.set_option(99, &[1]), libc::ENOSYS);
+    let service = channel.id_in(RDMA_PS_UDP);
+    let timeout = service.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[14]);
+    assert_eq!(timeout, libc::EINVAL);
+    service.destroy();
     let only = &1i32.to_ne_bytes();
     assert_eq!(id.bind("[::]:0"), 0);
     assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), 0);

@@ -302,6 +302,26 @@ fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
     with_descriptors(0, act)
 }
 
+/// rdma_get_devices(3): the number is that of the devices returned.
+#[test]
+fn no_device_is_counted_if_none_can_be_opened() {
+    if skip_on_hardware("the library opens its devices once") {
+        return;
+    }
+    let mut count = 7;
+    // SAFETY: a writable integer.
+    let get = |count| unsafe { (cm().rdma_get_devices)(count) };
+    // the first call of the process that opens the device
+    let devices = without_descriptors(|| get(&raw mut count));
+    assert!(devices.is_null());
+    assert_eq!(count, 0);
+    let devices = get(&raw mut count);
+    assert!(!devices.is_null());
+    assert_eq!(count, 1);
+    // SAFETY: the list from above, which is not used again.
+    unsafe { (cm().rdma_free_devices)(devices) };
+}
+
 /// The owner of an address that overlaps is found in a list, which takes a descriptor to read.
 #[test]
 fn an_address_is_not_taken_for_free_without_descriptors() {
