@@ -1,4 +1,5 @@
-//! IP addresses: conversion from and to C, and the socket names that represent them. `docs/softverbs-cm.md`, "Names".
+//! IP addresses: conversion from and to C, and the socket names that represent them.
+//! `docs/softverbs-cm.md`, "Names".
 //!
 //! Invariants: the owner of the name `softverbs/<uid>/<ip>/<port>` owns that port of that address
 //! for its user in its network namespace. `any4` and `any6` represent the unspecified addresses. An

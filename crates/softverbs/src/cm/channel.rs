@@ -140,8 +140,9 @@ impl Events {
     }
 
     /// Takes the next event from the queue, and counts it as reported. Returns it with its number
-    /// ([`Shared::report`]). Makes the id of a connection request. Until the request is delivered an event of that id stays: another thread would give
-    /// the id to the application, which could destroy it during the delivery.
+    /// ([`Shared::report`]). Makes the id of a connection request. Until the request is delivered
+    /// an event of that id stays: another thread would give the id to the application, which could
+    /// destroy it during the delivery.
     pub(super) fn pop(&self) -> Option<(Raw, u64)> {
         let mut pending = lock(&self.pending);
         let queue = &mut pending.queue;
