@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-use super::memory::{SIZE_SEALS, create, seal};
+use super::memory::{SIZE_SEALS, check_size, create, seal};
 use crate::errno::{FiErrno, Result};
 use crate::mr::{Access, random};
 use crate::wire::records::checksum;
@@ -80,6 +80,7 @@ impl Grant {
             0,
         ];
         words[GRANT - 1] = checksum(&words[..GRANT - 1]);
+        check_size(GRANT * 8)?;
         let file: std::fs::File = create(c"weft-grant")?.into();
         file.write_all_at(&bytes(words), 0)?;
         let file = file.into();

@@ -64,7 +64,8 @@ impl SharedMemory {
     /// # Errors
     /// - `EINVAL`: `len` is 0, or the fixed address is NULL or not the start of a page.
     /// - `ENOMEM`: among others, more than the kernel estimates to be available. Without this
-    ///   check the kernel would end processes, this one or others, to find the pages.
+    ///   check the kernel would end processes, this one or others, to find the pages. Also more
+    ///   than `RLIMIT_FSIZE` permits.
     /// - `EADDRINUSE`: memory is mapped at the fixed address. `EMFILE`.
     pub fn alloc(device: &Arc<Device>, len: usize, hint: Hint) -> Result<Arc<Self>> {
         let whole = whole(len)?;
@@ -72,8 +73,7 @@ impl SharedMemory {
             return Err(FiErrno::ENOMEM);
         }
         let file = create(c"weft-region")?;
-        // SAFETY: no memory is passed.
-        FiErrno::from_call(unsafe { libc::ftruncate(file.as_raw_fd(), whole as libc::off_t) })?;
+        set_size(&file, whole)?;
         seal(&file, SIZE_SEALS | libc::F_SEAL_SEAL)?;
         let map = map(&file, whole, hint, true)?;
         // SAFETY: the mapping made above. An older kernel may refuse either advice, and huge pages
@@ -165,6 +165,35 @@ pub(super) fn create(name: &CStr) -> Result<OwnedFd> {
     FiErrno::from_call(fd)?;
     // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Gives a new file its size in bytes.
+///
+/// # Errors
+/// Those of [`check_size`] and of `ftruncate(2)`.
+fn set_size(file: &OwnedFd, size: usize) -> Result<()> {
+    check_size(size)?;
+    // SAFETY: no memory is passed.
+    FiErrno::from_call(unsafe { libc::ftruncate(file.as_raw_fd(), size as libc::off_t) })
+}
+
+/// Whether this process may make a file of `size` bytes. The kernel sends `SIGXFSZ`, whose default
+/// action ends the process, to a thread that makes a file larger than `RLIMIT_FSIZE` permits.
+///
+/// # Errors
+/// `ENOMEM`: it may not.
+pub(super) fn check_size(size: usize) -> Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a writable structure.
+    let ret = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    // RLIM_INFINITY is the greatest value
+    if ret == 0 && size as u64 > limit.rlim_cur {
+        return Err(FiErrno::ENOMEM);
+    }
+    Ok(())
 }
 
 pub(super) fn seal(file: &OwnedFd, seals: i32) -> Result<()> {
@@ -260,5 +289,28 @@ mod tests {
         };
         let refused = SharedMemory::alloc(&device, 1 << 46, hint);
         assert_eq!(refused.err(), Some(FiErrno::ENOMEM));
+    }
+
+    #[test]
+    fn a_file_above_the_limit_is_refused_without_a_signal() {
+        let file = create(c"weft-test").unwrap();
+        // SAFETY: the child makes system calls only; the structures are writable.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let mut limit = std::mem::zeroed::<libc::rlimit>();
+                libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
+                limit.rlim_cur = 1 << 20;
+                let set = libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
+                libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+                let good = set == 0
+                    && set_size(&file, 2 << 20) == Err(FiErrno::ENOMEM)
+                    && set_size(&file, 1 << 20) == Ok(());
+                libc::_exit(i32::from(!good));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
     }
 }

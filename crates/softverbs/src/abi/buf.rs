@@ -10,7 +10,8 @@ use crate::entry::{guard, non_null, pointer};
 use crate::object::{Buf, Context, Pd};
 use crate::sys::room;
 
-/// Memory of zeros at the address that it returns, or NULL with `EINVAL` (length 0) or `ENOMEM`.
+/// Memory of zeros at the address that it returns, or NULL with `EINVAL` (length 0), `ENOMEM`
+/// or `EFBIG` (above `RLIMIT_FSIZE`).
 pub(super) unsafe extern "C" fn alloc_buf(
     pd: *mut ibv_pd,
     size: usize,

@@ -39,7 +39,7 @@ impl Buffer {
     /// Zeroed memory with present pages: huge pages if the kernel has them for shared memory.
     ///
     /// # Errors
-    /// `EINVAL`: length 0. `ENOMEM`, `EMFILE`.
+    /// `EINVAL`: length 0. `EFBIG`: a length above `RLIMIT_FSIZE`. `ENOMEM`, `EMFILE`.
     pub(crate) fn create(len: usize) -> Res<Self> {
         if len == 0 {
             return Err(Errno(libc::EINVAL));

@@ -1,4 +1,4 @@
-//! Limits of the process: locked memory, descriptors.
+//! Limits of the process: locked memory, sizes of files, descriptors.
 
 use std::os::fd::RawFd;
 
@@ -10,6 +10,17 @@ pub(crate) fn memlock() -> Option<u64> {
     };
     // SAFETY: the structure is writable.
     let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// `RLIMIT_FSIZE`, the largest size that this process may give a file, in bytes; `None`: unlimited.
+pub(crate) fn fsize() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is writable.
+    let ret = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 

@@ -4,11 +4,14 @@
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use super::{Errno, Res, check};
+use super::{Errno, Res, check, fsize};
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// A file of `size` bytes; its size can never change. No page is allocated yet, see [`fallocate`].
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`; `EFBIG`: `size` is above `RLIMIT_FSIZE`.
 pub(crate) fn create(name: &CStr, size: usize) -> Res<OwnedFd> {
     let file = sized(name, size)?;
     seal(&file, 0)?;
@@ -29,9 +32,22 @@ fn sized(name: &CStr, size: usize) -> Res<OwnedFd> {
     })?;
     // SAFETY: the call has just returned this descriptor; no other owner exists.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    check_size(size)?;
     // SAFETY: no memory is passed.
     check(unsafe { libc::ftruncate(fd, size.cast_signed() as libc::off_t) })?;
     Ok(file)
+}
+
+/// Whether a file may have this size. The kernel sends `SIGXFSZ`, whose default action ends the
+/// process, to a thread that makes a file larger than `RLIMIT_FSIZE` permits.
+///
+/// # Errors
+/// `EFBIG`: it may not.
+fn check_size(size: usize) -> Res<()> {
+    match fsize() {
+        Some(limit) if size as u64 > limit => Err(Errno(libc::EFBIG)),
+        _ => Ok(()),
+    }
 }
 
 /// A file that only this process can write: it is mapped before it is sealed.
@@ -92,6 +108,9 @@ pub(crate) fn read_word(file: &OwnedFd, at: usize) -> Res<u64> {
 }
 
 /// A file with these bytes, sealed against every change.
+///
+/// # Errors
+/// As [`create`].
 pub(crate) fn sealed_file(name: &CStr, bytes: &[u8]) -> Res<OwnedFd> {
     // SAFETY: `name` is a C string.
     let fd = check(unsafe {
@@ -99,6 +118,7 @@ pub(crate) fn sealed_file(name: &CStr, bytes: &[u8]) -> Res<OwnedFd> {
     })?;
     // SAFETY: the call has just returned this descriptor; no other owner exists.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    check_size(bytes.len())?;
     // SAFETY: the bytes are readable.
     let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
     if usize::try_from(written) != Ok(bytes.len()) {
@@ -220,6 +240,31 @@ mod tests {
         for size in [0, 4096, 16384] {
             // SAFETY: no memory is passed.
             assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), size) }, -1);
+        }
+    }
+
+    #[test]
+    fn a_file_above_the_limit_is_refused_without_a_signal() {
+        // SAFETY: the child makes system calls only; the structures are writable.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let mut limit = std::mem::zeroed::<libc::rlimit>();
+                libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
+                limit.rlim_cur = 8192;
+                let set = libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
+                libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+                let refused = |file: Res<OwnedFd>| file.err() == Some(Errno(libc::EFBIG));
+                let good = set == 0
+                    && create(c"softverbs-test", 8192).is_ok()
+                    && refused(create(c"softverbs-test", 8193))
+                    && refused(Tables::create(c"softverbs-test", 1 << 28).map(|tables| tables.0))
+                    && refused(sealed_file(c"softverbs-test", &[0; 8193]));
+                libc::_exit(i32::from(!good));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
         }
     }
 

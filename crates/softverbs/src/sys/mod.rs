@@ -17,6 +17,7 @@ pub(crate) use bounce::BounceFile;
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, one_readable, ring_fd};
 #[cfg(test)]
 pub(crate) use fd::{count_entries, with_descriptors};
+use limits::fsize;
 pub(crate) use limits::{is_spare, may_exceed_memlock, memlock};
 pub(crate) use lock::{holder, lock, locked, reopen, unlock};
 pub(crate) use memfd::{
