@@ -83,15 +83,11 @@ impl SharedMemory {
             // before fallocate, which makes small pages
             libc::madvise(map.addr, whole, libc::MADV_POPULATE_WRITE);
         }
-        loop {
+        in_pieces(whole, |at, len| {
+            let (at, len) = (at as libc::off_t, len as libc::off_t);
             // SAFETY: no memory is passed.
-            let ret = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, whole as libc::off_t) };
-            match FiErrno::from_call(ret) {
-                Ok(()) => break,
-                Err(FiErrno::EINTR) => {}
-                Err(_) => return Err(FiErrno::ENOMEM),
-            }
-        }
+            FiErrno::from_call(unsafe { libc::fallocate(file.as_raw_fd(), 0, at, len) })
+        })?;
         Self::of(device, file, map, len)
     }
 
@@ -165,6 +161,28 @@ pub(super) fn create(name: &CStr) -> Result<OwnedFd> {
     FiErrno::from_call(fd)?;
     // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Allocates the first `whole` bytes of a file by calls of `allocate` for pieces, with the offset
+/// and length of each. Repeats the pieces that were interrupted. Before Linux 6.11 a signal
+/// interrupts `fallocate(2)` on shared memory, which then frees the pages that the call has
+/// allocated: in a process with a periodic signal, repetitions of a call for a long range would not
+/// end.
+///
+/// # Errors
+/// `ENOMEM`: `allocate` has failed with any other error than `EINTR`.
+fn in_pieces(whole: usize, mut allocate: impl FnMut(usize, usize) -> Result<()>) -> Result<()> {
+    let mut done = 0;
+    while done < whole {
+        // the work for a piece takes less than 1 ms
+        let piece = HUGE.min(whole - done);
+        match allocate(done, piece) {
+            Ok(()) => done += piece,
+            Err(FiErrno::EINTR) => {}
+            Err(_) => return Err(FiErrno::ENOMEM),
+        }
+    }
+    Ok(())
 }
 
 /// Gives a new file its size in bytes.
@@ -289,6 +307,25 @@ mod tests {
         };
         let refused = SharedMemory::alloc(&device, 1 << 46, hint);
         assert_eq!(refused.err(), Some(FiErrno::ENOMEM));
+    }
+
+    /// A kernel that interrupts each call for a range longer than a piece, and every other call.
+    #[test]
+    fn an_interrupted_allocation_makes_progress() {
+        let (mut calls, mut next) = (0, 0);
+        let done = in_pieces(3 * HUGE + PAGE, |at, len| {
+            calls += 1;
+            assert!(calls < 100, "it does not end");
+            if len > HUGE || calls % 2 == 1 {
+                return Err(FiErrno::EINTR);
+            }
+            assert_eq!(at, next);
+            next += len;
+            Ok(())
+        });
+        assert_eq!((done, next), (Ok(()), 3 * HUGE + PAGE));
+        let failed = in_pieces(PAGE, |_, _| Err(FiErrno::ENOSPC));
+        assert_eq!(failed, Err(FiErrno::ENOMEM));
     }
 
     #[test]

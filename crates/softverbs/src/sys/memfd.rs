@@ -154,21 +154,39 @@ pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LE
     }
 }
 
+/// Bytes that [`fallocate`] allocates by one system call: less than 1 ms of work.
+const PIECE: usize = 2 << 20;
+
 /// Allocates the pages of `len` bytes at `offset`, so that a later access cannot fail.
 ///
 /// # Errors
-/// `ENOMEM`: the kernel reports any error.
+/// `ENOMEM`: the kernel reports any error. A part of the pages may have been allocated.
 pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
-    loop {
+    in_pieces(offset, len, |at, len| {
         // SAFETY: no memory is passed.
-        let ret = unsafe { libc::fallocate(fd, 0, offset as libc::off_t, len as libc::off_t) };
-        if ret == 0 {
-            return Ok(());
-        }
-        if Errno::last().0 != libc::EINTR {
-            return Err(Errno(libc::ENOMEM));
+        check(unsafe { libc::fallocate(fd, 0, at as libc::off_t, len as libc::off_t) }).map(drop)
+    })
+}
+
+/// Calls `allocate` for each piece of a range of a file, with its offset and length. Repeats the
+/// pieces that were interrupted. Before Linux 6.11 a signal interrupts `fallocate(2)` on shared
+/// memory, which then frees the pages that the call has allocated: in a process with a periodic
+/// signal, repetitions of a call for a long range would not end.
+fn in_pieces(
+    offset: usize,
+    len: usize,
+    mut allocate: impl FnMut(usize, usize) -> Res<()>,
+) -> Res<()> {
+    let mut done = 0;
+    while done < len {
+        let piece = PIECE.min(len - done);
+        match allocate(offset + done, piece) {
+            Ok(()) => done += piece,
+            Err(Errno(libc::EINTR)) => {}
+            Err(_) => return Err(Errno(libc::ENOMEM)),
         }
     }
+    Ok(())
 }
 
 /// Takes the pages of `len` bytes at `offset` away: they are zero when they are next accessed, and
@@ -266,6 +284,28 @@ mod tests {
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
             assert_eq!(status, 0);
         }
+    }
+
+    /// A kernel that interrupts each call for a range longer than a piece, and every other call.
+    #[test]
+    fn an_interrupted_allocation_makes_progress() {
+        let (mut calls, mut next) = (0, 4096);
+        let done = in_pieces(4096, 3 * PIECE + 5, |at, len| {
+            calls += 1;
+            assert!(calls < 100, "it does not end");
+            if len > PIECE || calls % 2 == 1 {
+                return Err(Errno(libc::EINTR));
+            }
+            assert_eq!(at, next);
+            next += len;
+            Ok(())
+        });
+        assert_eq!((done, next), (Ok(()), 4096 + 3 * PIECE + 5));
+        let failed = in_pieces(0, 2 * PIECE, |at, _| match at {
+            0 => Ok(()),
+            _ => Err(Errno(libc::ENOSPC)),
+        });
+        assert_eq!(failed, Err(Errno(libc::ENOMEM)));
     }
 
     #[test]
