@@ -29,6 +29,7 @@ pub(crate) fn main() {
         ("refused_posts", posts_parent, posts_child),
         ("without_a_request", at_once_parent, at_once_child),
         ("own_memory", own, |_| ()),
+        ("memory_for_reading", reading_parent, reading_child),
     ];
     run(cases);
 }
@@ -712,4 +713,123 @@ fn own(link: &mut Link) {
     // SAFETY: live context.
     let most = unsafe { verbs().softdv_max_atomic.unwrap()(end.context) };
     assert_eq!(most, 1024);
+}
+
+/// A file that another process permits only to be read, mapped for reading and adopted as a buffer;
+/// and the first word of the file, mapped for writing.
+fn file_for_reading(end: &End) -> (*mut libc::c_void, *mut u64) {
+    // SAFETY: new mappings of an own file, which are never unmapped; a live context.
+    unsafe {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        let fd = libc::memfd_create(c"exported".as_ptr(), flags);
+        assert_eq!(libc::ftruncate(fd, 4096), 0);
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+        let path = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).unwrap();
+        let again = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        let map = |fd, rights| libc::mmap(null_mut(), 4096, rights, libc::MAP_SHARED, fd, 0);
+        let exported = map(fd, libc::PROT_READ | libc::PROT_WRITE);
+        let imported = map(again, libc::PROT_READ);
+        assert!(exported != libc::MAP_FAILED && imported != libc::MAP_FAILED);
+        let adopt = verbs().softdv_adopt_buf.unwrap();
+        assert!(!adopt(end.context, again, imported, 4096).is_null());
+        (imported, exported.cast())
+    }
+}
+
+/// What the peer does, and whether it succeeds on memory for reading.
+const READINGS: [(&str, bool); 6] = [
+    ("READ", true),
+    ("WRITE", false),
+    ("fetch and add", false),
+    ("sum", false),
+    ("sum of two", false),
+    ("atomic read", true),
+];
+
+fn reading_parent(link: &mut Link) {
+    for (what, works) in READINGS {
+        for region in ["all rights", "to read", "all memory"] {
+            let mut end = End::connect(link, 8, 8, 1);
+            let (addr, key) = link.numbers();
+            let to = (addr, key as u32);
+            let buffer = end.buffer(&[1; 16]);
+            let mut elements = |op, count| {
+                let mut asked = atomic(op, Datatype::Uint64, count, &[1; 16]);
+                run_atomic(&mut end, &mut asked, (&buffer, 8 * count), to)
+            };
+            let status = match what {
+                "sum" => elements(Op::Sum, 1),
+                "sum of two" => elements(Op::Sum, 2),
+                "atomic read" => elements(Op::Read, 1),
+                "fetch and add" => fetch_add(&mut end, &buffer, to),
+                _ => {
+                    let write = what == "WRITE";
+                    let opcode = if write {
+                        IBV_WR_RDMA_WRITE
+                    } else {
+                        IBV_WR_RDMA_READ
+                    };
+                    end.rdma(opcode, &buffer, 8, to.0, to.1, None);
+                    end.wait(LIMIT).status
+                }
+            };
+            let wanted = if works {
+                IBV_WC_SUCCESS
+            } else {
+                IBV_WC_REM_ACCESS_ERR
+            };
+            assert_eq!(status, wanted, "{what}, region: {region}");
+            if works {
+                assert_eq!(buffer.bytes()[..8], 7_u64.to_ne_bytes(), "{what}");
+            }
+            link.say("done");
+        }
+    }
+}
+
+/// Memory of another process that may only be read: no operation of a peer, and none of this
+/// process, writes there, also not by a region with rights to write, which an on-demand region can
+/// have.
+fn reading_child(link: &mut Link) {
+    for (what, _) in READINGS {
+        for region in ["all rights", "to read", "all memory"] {
+            let end = End::connect(link, 8, 8, 1);
+            let (memory, word) = file_for_reading(&end);
+            // SAFETY: inside the mapping.
+            unsafe { word.write_volatile(7) };
+            let odp = ALL | IBV_ACCESS_ON_DEMAND;
+            let (from, len, access) = match region {
+                "all rights" => (memory, 4096, odp),
+                "to read" => (memory, 4096, IBV_ACCESS_REMOTE_READ),
+                _ => (null_mut(), usize::MAX, odp),
+            };
+            // SAFETY: live domain and mapping.
+            let mr = unsafe { ibv_reg_mr(verbs(), end.pd, from, len, access) };
+            assert!(!mr.is_null());
+            // SAFETY: live.
+            link.say_numbers(memory as u64, unsafe { (*mr).rkey }.into());
+            link.expect("done");
+            let call = verbs().softdv_atomic_own.unwrap();
+            let list = libc::iovec {
+                iov_base: memory,
+                iov_len: 8,
+            };
+            for (op, wanted) in [(Op::Read, 0), (Op::Sum, libc::EFAULT)] {
+                let mut asked = atomic(op, Datatype::Uint64, 1, &[1; 8]);
+                let mut result = 0_u64;
+                let to = (&raw mut result).cast();
+                // SAFETY: live context; the list and the result have the size of the element.
+                let done = unsafe { call(end.context, &raw mut asked.raw, &raw const list, 1, to) };
+                assert_eq!(done, wanted, "{op:?}");
+                assert!(op != Op::Read || result == 7);
+            }
+            // SAFETY: inside the mapping.
+            assert_eq!(
+                unsafe { word.read_volatile() },
+                7,
+                "{what}, region: {region}"
+            );
+        }
+    }
 }

@@ -150,7 +150,9 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     // receives.
     process.poison_receives(key.0);
     let left = to.direct.stamp;
-    to.direct = process.buffers.cover(to.range.addr, to.range.len);
+    let Range { addr, len, .. } = to.range;
+    let writes = access::writable(to.access);
+    to.direct = process.buffers.cover(addr, len, writes);
     let changed = process.regions.change(
         &process.segment,
         key,

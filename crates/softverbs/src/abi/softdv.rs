@@ -25,7 +25,9 @@ struct Adopted {
 /// `softdv_adopt_buf`: makes `len` bytes at `addr` a buffer of the device, as if `ibv_alloc_buf(3)`
 /// had made them. They are the beginning of a file that is mapped there, shared, and sealed against
 /// shrinking and growing. Peers access regions of them directly. The descriptor may be closed after
-/// the call. The mapping must exist until `softdv_release_buf` and the end of the last region.
+/// the call. The mapping must exist until `softdv_release_buf` and the end of the last region. If
+/// the descriptor was opened for reading only, so may the mapping be: then a region with rights to
+/// write is not in the buffer, and atomics do not use the buffer.
 ///
 /// Sets `EINVAL` for a length of 0 or a length other than that of the file, `EPERM` for a file that
 /// is not sealed or not of ordinary pages, `EBADF`, `EMFILE`, `ENOMEM`.

@@ -33,6 +33,10 @@ pub(crate) struct Buffer {
     inode: u64,
     /// The requested length in bytes; the file has whole pages.
     pub(crate) len: usize,
+    /// Whether `map` may be written. If not, the memory belongs to a process that permits only
+    /// reading, and the buffer is not used for any access that writes: the kernel then refuses the
+    /// access, as for other memory that is not writable.
+    writable: bool,
 }
 
 impl Buffer {
@@ -59,7 +63,7 @@ impl Buffer {
             return Err(Errno(libc::ENOMEM));
         }
         sys::fallocate(file.as_raw_fd(), 0, whole)?;
-        Self::of(file, map, len)
+        Self::of(file, map, len, true)
     }
 
     /// A buffer of another process, from its descriptor.
@@ -70,16 +74,18 @@ impl Buffer {
         }
         let map = Mapping::new(&file, whole)?;
         map.prefer_huge_pages();
-        Self::of(file, map, len)
+        Self::of(file, map, len, true)
     }
 
-    /// A buffer over a mapping that the application has made of a file.
+    /// A buffer over a mapping that the application has made of a file. It is used for writing if
+    /// the file was opened for writing.
     ///
     /// # Errors
     /// `EINVAL`: the file is shorter. `EPERM`: its pages can be removed (no seals, or hugetlbfs).
     ///
     /// # Safety
-    /// `len` bytes of the file are mapped at `addr`, shared, until the buffer is dropped.
+    /// `len` bytes of the file are mapped at `addr`, shared, and writable if the file was opened
+    /// for writing, until the buffer is dropped.
     #[allow(unsafe_code, reason = "the mapping is the caller's promise")]
     pub(crate) unsafe fn adopt(file: OwnedFd, addr: *mut u8, len: usize) -> Res<Self> {
         let whole = sys::sealed_size(&file)?;
@@ -88,7 +94,8 @@ impl Buffer {
         }
         // SAFETY: the caller's promise; pages are mapped whole.
         let map = unsafe { Mapping::borrowed(addr, whole)? };
-        Self::of(file, map, len)
+        let writable = sys::is_writable(&file)?;
+        Self::of(file, map, len, writable)
     }
 
     /// Waits until no other thread of this process uses a buffer that is in the table no more. An
@@ -100,13 +107,14 @@ impl Buffer {
         }
     }
 
-    fn of(file: OwnedFd, map: Mapping, len: usize) -> Res<Self> {
+    fn of(file: OwnedFd, map: Mapping, len: usize, writable: bool) -> Res<Self> {
         let inode = sys::inode_of(&file)?;
         Ok(Self {
             file,
             map,
             inode,
             len,
+            writable,
         })
     }
 
@@ -194,8 +202,11 @@ impl Buffers {
         let mut slots = self.lock();
         // The entries of another process, from which a buffer is imported, can state different
         // lengths for one file, and the caller uses the whole length of its own.
-        let known =
-            |slot: &&mut Slot| slot.buffer.inode == buffer.inode && slot.buffer.len >= buffer.len;
+        let known = |slot: &&mut Slot| {
+            slot.buffer.inode == buffer.inode
+                && slot.buffer.len >= buffer.len
+                && slot.buffer.writable
+        };
         if let Some(slot) = slots.iter_mut().flatten().find(known) {
             slot.holders += 1;
             return Ok(slot.buffer_reference());
@@ -241,8 +252,10 @@ impl Buffers {
         fence(Ordering::Release);
         map.u64(at + layout::ADDR)
             .store(buffer.addr(), Ordering::Relaxed);
+        // Peers look for the buffer of an address only for atomics, most of which write.
+        let len = if buffer.writable { buffer.len } else { 0 };
         map.u64(at + layout::LEN)
-            .store(buffer.len as u64, Ordering::Relaxed);
+            .store(len as u64, Ordering::Relaxed);
         map.u64(at + layout::INODE)
             .store(buffer.inode, Ordering::Relaxed);
         let fd = buffer.file.as_raw_fd().cast_unsigned();
@@ -322,12 +335,16 @@ impl Buffers {
     }
 
     /// The buffer that contains all of a range of addresses; the range is counted as a region of
-    /// it. A range that is only partly in a buffer belongs to none.
-    pub(crate) fn cover(&self, addr: u64, len: u64) -> Direct {
+    /// it. A range that is only partly in a buffer belongs to none, and neither does a region that
+    /// permits to write (`writes`) in a buffer that is not writable.
+    pub(crate) fn cover(&self, addr: u64, len: u64, writes: bool) -> Direct {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Direct::default();
         }
         for slot in self.lock().iter_mut().flatten() {
+            if writes && !slot.buffer.writable {
+                continue;
+            }
             let offset = addr.wrapping_sub(slot.buffer.addr());
             let room = slot.buffer.len as u64;
             if offset <= room && len <= room - offset {
@@ -341,10 +358,15 @@ impl Buffers {
         Direct::default()
     }
 
-    /// The buffer that contains `len` bytes at an address, and their offset in it.
-    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<(Arc<Buffer>, u64)> {
+    /// The buffer that contains `len` bytes at an address, and their offset in it. For an access
+    /// that `writes`, only a writable buffer.
+    pub(crate) fn find(&self, addr: u64, len: u64, writes: bool) -> Option<(Arc<Buffer>, u64)> {
         let slots = self.lock();
-        slots.iter().flatten().find_map(|slot| {
+        let mut usable = slots
+            .iter()
+            .flatten()
+            .filter(|slot| slot.buffer.writable || !writes);
+        usable.find_map(|slot| {
             let offset = addr.wrapping_sub(slot.buffer.addr());
             let room = slot.buffer.len as u64;
             (offset < room && len <= room - offset).then(|| (Arc::clone(&slot.buffer), offset))
@@ -399,6 +421,7 @@ impl Slot {
 pub(crate) struct Shown {
     pub(crate) stamp: u64,
     pub(crate) addr: u64,
+    /// 0 for a buffer that is not writable. Only regions name it.
     pub(crate) len: u64,
     pub(crate) context: u32,
     fd: u32,
@@ -494,7 +517,7 @@ mod tests {
             (buffer_reference.stamp, addr, 5000)
         );
         for (from, len, inside) in [(0, 5000, true), (4999, 1, true), (1, 5000, false)] {
-            let direct = buffers.cover(addr + from, len);
+            let direct = buffers.cover(addr + from, len, true);
             assert_eq!(direct.stamp == buffer_reference.stamp, inside);
             buffers.uncover(&segment, direct.stamp);
         }
@@ -505,7 +528,7 @@ mod tests {
         assert!(Shown::at(&segment.map, addr + 5000).is_none());
         assert!(Shown::at(&segment.map, addr - 1).is_none());
         // a region holds it, and so does another object
-        buffers.cover(addr, 10);
+        buffers.cover(addr, 10, true);
         let busy = Err(Errno(libc::EBUSY));
         assert_eq!(buffers.release(&segment, buffer_reference.stamp), busy);
         assert!(buffers.hold(buffer_reference.handle(), 4).is_none());
@@ -547,11 +570,47 @@ mod tests {
         for len in [8192, 100, 5000, 8192] {
             let imported = Shown { len, ..shown }.import(&own_opener()).unwrap();
             let held = buffers.add(&segment, imported, 0).unwrap();
-            let direct = buffers.cover(held.buffer.addr() + len - 50, 50);
+            let direct = buffers.cover(held.buffer.addr() + len - 50, 50, true);
             assert_eq!(direct.stamp, held.stamp, "{len}");
         }
         // no more than one of each length
         assert_eq!(buffers.count.load(Ordering::Relaxed), 2);
+    }
+
+    /// The memory of a process that permits only reading: no access that writes uses its file,
+    /// which can be opened again for writing.
+    #[test]
+    #[allow(unsafe_code, reason = "maps a file")]
+    fn memory_for_reading_is_no_buffer_for_an_access_that_writes() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let buffers = Buffers::default();
+        let file = sys::memfd_create(c"test", 8192).unwrap();
+        let fd = file.as_raw_fd();
+        let read_only = sys::open_fd_of(std::process::id(), fd, libc::O_RDONLY).unwrap();
+        // SAFETY: a new mapping, which is never unmapped.
+        let buffer = unsafe {
+            let (fd, nowhere) = (read_only.as_raw_fd(), std::ptr::null_mut());
+            let addr = libc::mmap(nowhere, 8192, libc::PROT_READ, libc::MAP_SHARED, fd, 0);
+            assert_ne!(addr, libc::MAP_FAILED);
+            Buffer::adopt(read_only, addr.cast(), 8192).unwrap()
+        };
+        let held = buffers.add_another(&segment, buffer, 0).unwrap();
+        let addr = held.buffer.addr();
+        for writes in [false, true] {
+            let direct = buffers.cover(addr, 8192, writes);
+            assert_eq!(direct.stamp, if writes { 0 } else { held.stamp });
+            buffers.uncover(&segment, direct.stamp);
+            assert_eq!(buffers.find(addr, 8, writes).is_none(), writes);
+        }
+        // peers find it by the stamp of a region only
+        assert!(Shown::of(&segment.map, held.stamp).is_some());
+        assert!(Shown::at(&segment.map, addr + 8).is_none());
+        // the same file, imported, is another buffer
+        let shown = Shown::of(&segment.map, held.stamp).unwrap();
+        let writable = Shown { len: 8192, ..shown }.import(&own_opener()).unwrap();
+        let imported = buffers.add(&segment, writable, 0).unwrap();
+        assert_ne!(imported.stamp, held.stamp);
+        assert!(buffers.find(imported.buffer.addr(), 8, true).is_some());
     }
 
     #[test]
@@ -586,10 +645,10 @@ mod tests {
         let own = buffers
             .add(&segment, Buffer::create(4096).unwrap(), 0)
             .unwrap();
-        let (user, _) = buffers.find(own.buffer.addr(), 8).unwrap();
+        let (user, _) = buffers.find(own.buffer.addr(), 8, true).unwrap();
         let gone = buffers.leave_to_regions(&segment, own.stamp).unwrap();
         drop(own);
-        assert!(buffers.find(user.addr(), 8).is_none());
+        assert!(buffers.find(user.addr(), 8, true).is_none());
         let ended = std::sync::Arc::new(AtomicU32::new(0));
         let thread = std::thread::spawn({
             let ended = std::sync::Arc::clone(&ended);

@@ -36,7 +36,7 @@ use crate::limits::MAX_NODES;
 use crate::mw::{Owner, Windows};
 use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
-use crate::region::{AccessError, Description, Initiator, Range, Regions, Target};
+use crate::region::{AccessError, Description, Initiator, Range, Regions, Target, access};
 use crate::registry::{Entry, Registry};
 use crate::repeat::Repeats;
 use crate::segment::layout::{MAX_CQS, MAX_PROCESSES, MAX_QPS, MAX_SRQS, header};
@@ -562,7 +562,8 @@ impl Process {
             }
             None => None,
         };
-        let direct = self.buffers.cover(range.addr, range.len);
+        let writes = access::writable(access);
+        let direct = self.buffers.cover(range.addr, range.len, writes);
         let what = Description {
             access,
             pd,

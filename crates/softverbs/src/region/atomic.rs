@@ -253,7 +253,7 @@ pub(crate) fn change_own(
     addr: u64,
     change: Change,
 ) -> Result<u64, AccessError> {
-    match buffers.find(addr, 8) {
+    match buffers.find(addr, 8, true) {
         Some((buffer, offset)) => {
             device_buffer::change(&buffer.map, offset, |old| change.apply(old))
         }

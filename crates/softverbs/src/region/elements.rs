@@ -288,6 +288,7 @@ pub(crate) fn change_own_elements(
     let ordinary = !ranges
         .iter()
         .any(|&(addr, len)| buffers.any(addr, len as u64));
+    let writes = elements.shape.operation.op().writes();
     let memory = Memory {
         initiator,
         peer: own,
@@ -295,7 +296,7 @@ pub(crate) fn change_own_elements(
             if ordinary {
                 return Ok(None);
             }
-            let found = buffers.find(addr, len as u64);
+            let found = buffers.find(addr, len as u64, writes);
             Ok(found.map(|(buffer, offset)| (BufferMap::Own(buffer), offset)))
         },
         wait,

@@ -223,6 +223,13 @@ pub(crate) fn name_of(file: &OwnedFd) -> Res<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
+/// Whether an open file can be written, by how it was opened.
+pub(crate) fn is_writable(file: &OwnedFd) -> Res<bool> {
+    // SAFETY: no memory is passed.
+    let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+    Ok(flags & libc::O_ACCMODE != libc::O_RDONLY)
+}
+
 /// The size of a peer's file, if it is sealed as [`create`] does it and its pages are the kernel's
 /// ordinary ones.
 pub(crate) fn sealed_size(file: &OwnedFd) -> Res<usize> {

@@ -21,8 +21,8 @@ use limits::fsize;
 pub(crate) use limits::{is_spare, may_exceed_memlock, memlock};
 pub(crate) use lock::{holder, lock, locked, reopen, unlock};
 pub(crate) use memfd::{
-    Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, punch_hole,
-    read_sealed, read_word, sealed_file, sealed_size,
+    Tables, create as memfd_create, fallocate, inode_of, is_guarded, is_writable, name_of,
+    punch_hole, read_sealed, read_word, sealed_file, sealed_size,
 };
 pub(crate) use memory::{Grow, Zero, list, room, try_box, with_room, zeroed};
 pub(crate) use proc::{
