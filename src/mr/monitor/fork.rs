@@ -1,12 +1,75 @@
 //! Effect of a fork on cached registrations: the parent invalidates all; the child's gate stays
-//! closed.
+//! closed, and the child keeps no reference to the parent's userfaultfd.
 
-#![allow(unsafe_code, reason = "pthread_atfork")]
+#![allow(unsafe_code, reason = "pthread_atfork, dup3")]
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Gate, list};
+use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
+
+/// Forks of this process that have begun, and those that have ended.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
+/// Maximum number of calls of a function that forks overlap, each of less than 1 ms.
+const TRIES: u32 = 1000;
+
+/// The descriptors that a forked child must not share: each element has the number of one in the
+/// lower half, and the number of its replacement in the upper half; 0: unused. There are two while
+/// one monitor ends and the next one starts.
+static UNSHARED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+
+/// A descriptor that a forked child replaces, so that a reference to the file in this process is
+/// the last one. Both descriptors stay open until this object is dropped. A child of a fork between
+/// the opening of the descriptor and [`Self::new`] shares it: see [`apart_from_forks`].
+#[derive(Debug)]
+pub(super) struct Unshared(u64);
+
+impl Unshared {
+    /// # Errors
+    /// `ENFILE`: the list is full.
+    pub(super) fn new(fd: &OwnedFd, replacement: &OwnedFd) -> Result<Self> {
+        let half = |fd: &OwnedFd| u64::from(fd.as_raw_fd().cast_unsigned());
+        let pair = half(replacement) << 32 | half(fd);
+        let free = UNSHARED.iter().find(|place| {
+            let (order, or_else) = (Ordering::SeqCst, Ordering::Relaxed);
+            place.compare_exchange(0, pair, order, or_else).is_ok()
+        });
+        free.map(|_| Self(pair)).ok_or(FiErrno::ENFILE)
+    }
+}
+
+impl Drop for Unshared {
+    /// In a forked child the list is empty.
+    fn drop(&mut self) {
+        for place in &UNSHARED {
+            let (order, or_else) = (Ordering::SeqCst, Ordering::Relaxed);
+            if place.compare_exchange(self.0, 0, order, or_else).is_ok() {
+                return;
+            }
+        }
+    }
+}
+
+/// Calls a function until no fork overlaps the call.
+///
+/// # Errors
+/// Those of the function. `EAGAIN`: forks have overlapped all calls.
+pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..TRIES {
+        // All forks that have begun when the call ends had ended before the call. Forks that begin
+        // later see what it has stored: `SeqCst` orders these loads and stores.
+        let ended = ENDED.load(Ordering::SeqCst);
+        let made = make()?;
+        if BEGUN.load(Ordering::SeqCst) == ended {
+            return Ok(made);
+        }
+    }
+    Err(FiErrno::EAGAIN)
+}
 
 /// Installs the fork handlers, once for the process.
 pub(crate) fn notice() {
@@ -14,7 +77,7 @@ pub(crate) fn notice() {
     ONCE.call_once(|| {
         // SAFETY: functions of this library; the C library removes them when the library is
         // unloaded.
-        let ret = unsafe { libc::pthread_atfork(Some(before), Some(parent), None) };
+        let ret = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
         if ret != 0 {
             warn_log!(
                 Mr,
@@ -31,6 +94,7 @@ fn own_gate() -> Option<Gate> {
 }
 
 unsafe extern "C" fn before() {
+    BEGUN.fetch_add(1, Ordering::SeqCst);
     if let Some(gate) = own_gate() {
         gate.close();
     }
@@ -39,8 +103,28 @@ unsafe extern "C" fn before() {
 /// Invalidates all registrations: a kernel before 5.12 gives the parent new pages at its next
 /// write, and the device has the old ones.
 unsafe extern "C" fn parent() {
+    // also after a fork that has failed
+    ENDED.fetch_add(1, Ordering::SeqCst);
     if let Some(gate) = own_gate() {
         list::kill(0, u64::MAX);
         gate.open();
+    }
+}
+
+/// Replaces the descriptors of the list. Makes only system calls: another thread of the parent may
+/// have held any lock at the fork.
+unsafe extern "C" fn child() {
+    for place in &UNSHARED {
+        // the child's own child must not replace what the child opens under the same number
+        let pair = place.swap(0, Ordering::SeqCst);
+        if pair != 0 {
+            let (fd, replacement) = (pair as u32, (pair >> 32) as u32);
+            // SAFETY: by the owner of the `Unshared`, both were open at the fork and are of this
+            // library.
+            unsafe {
+                let (fd, replacement) = (fd.cast_signed(), replacement.cast_signed());
+                libc::dup3(replacement, fd, libc::O_CLOEXEC);
+            }
+        }
     }
 }

@@ -132,6 +132,7 @@ fn in_a_process() {
         Ok("untold") => ways::untold(),
         Ok("forks") => forks::child(),
         Ok("no descriptor") => forks::without_descriptor(),
+        Ok("unshared") => forks::unshared(),
         Ok("gate") => gate::closed(),
         Ok("window") => window::window(),
         Ok("refused") => {
@@ -174,6 +175,11 @@ fn a_child_keeps_nothing() {
 #[test]
 fn memory_can_be_unmapped_after_an_end_without_a_free_descriptor() {
     run("no descriptor", None);
+}
+
+#[test]
+fn a_child_does_not_share_the_monitor() {
+    run("unshared", None);
 }
 
 #[test]

@@ -88,6 +88,8 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 /// dropped.
 #[derive(Debug)]
 pub(crate) struct Userfault {
+    // before the descriptors: ends before they are closed
+    _unshared: fork::Unshared,
     fd: Arc<OwnedFd>,
     gate: Gate,
     stop: Arc<OwnedFd>,
@@ -142,7 +144,7 @@ impl Userfault {
     /// # Errors
     /// `EPERM`, `ENOSYS`, `EINVAL`: the kernel refuses userfaultfd, or this process is a forked
     /// child. `EACCES`, `ENOENT`: `/proc` is not accessible. `EMFILE`, `ENFILE`: no descriptor is
-    /// free. `EAGAIN`: no thread could be started.
+    /// free. `EAGAIN`: no thread could be started, or other threads fork all the time.
     pub(crate) fn get() -> Result<Arc<Self>> {
         if Gate::get().is_none_or(Gate::is_forked) {
             return Err(FiErrno::ENOSYS);
@@ -158,13 +160,18 @@ impl Userfault {
 
     fn start() -> Result<Self> {
         let (mut this, reader) = Self::prepare()?;
-        fork::notice();
         this.thread = Some(reader.spawn()?);
         Ok(this)
     }
 
-    /// A monitor without a thread, and the reader of its events.
+    /// A monitor without a thread, and the reader of its events. No forked child shares its
+    /// descriptor.
     fn prepare() -> Result<(Self, Reader)> {
+        fork::notice();
+        fork::apart_from_forks(Self::open)
+    }
+
+    fn open() -> Result<(Self, Reader)> {
         let gate = Gate::get().ok_or(FiErrno::ENOSYS)?;
         let fd = Arc::new(open()?);
         let mut api = abi::Api {
@@ -186,6 +193,7 @@ impl Userfault {
         // SAFETY: `sysconf` has no preconditions.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let this = Self {
+            _unshared: fork::Unshared::new(&fd, &stop)?,
             fd: Arc::clone(&fd),
             gate,
             stop: Arc::clone(&stop),
@@ -227,10 +235,14 @@ impl Userfault {
         ioctl(self.fd.as_raw_fd(), abi::UFFDIO_REGISTER, &mut range)
     }
 
-    /// Stops watching all memory. Closing the descriptor is not enough: a forked child may have it
-    /// too, and an unmapping thread would wait for a reader without end. Older kernels let a
-    /// descriptor unregister a range of another one, for example of another library's; so each
-    /// mapping is registered first, which fails if another descriptor watches it.
+    /// Stops watching all memory that no other thread moves meanwhile. The kernel stops watching
+    /// the rest when the last reference to the descriptor's file ends: that of this process,
+    /// because forked children have replaced theirs ([`fork::Unshared`]). But a child of a bare
+    /// `clone(2)` has one, and an unmapping thread would wait for a reader without end.
+    ///
+    /// Older kernels let a descriptor unregister a range of another one, for example of another
+    /// library's; so each mapping is registered first, which fails if another descriptor watches
+    /// it.
     fn unwatch_all(&self) {
         for (start, end) in self.maps.anonymous().unwrap_or_default() {
             if self.register(start, end).is_ok() {

@@ -2,8 +2,13 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use super::super::{list, userfault};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::super::{fork, list, userfault};
 use super::ways::{hit, kept};
+use super::window::alone;
 use super::{BOUNDS, PAGE, map, open};
 
 pub(super) fn child() {
@@ -14,11 +19,11 @@ pub(super) fn child() {
         place.write_bytes(1, 4 * PAGE);
         assert!(kept(&cache, place));
         // a thread that holds the lock at the fork: in the child it is never released
-        let (says, said) = std::sync::mpsc::channel();
+        let (says, said) = channel();
         let other = std::thread::spawn(move || {
             let held = list::hold();
             says.send(()).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
             drop(held);
         });
         said.recv().unwrap();
@@ -51,7 +56,78 @@ pub(super) fn child() {
     }
 }
 
-/// The last cache is closed while a forked child has the monitor's descriptor and the process has
+/// A child that only sleeps, until it is killed. `bare`: it is made without the handlers of
+/// `pthread_atfork(3)`, so it shares the monitor's descriptor.
+fn sleeper(bare: bool) -> libc::pid_t {
+    // SAFETY: the child makes only system calls.
+    unsafe {
+        let child = match bare {
+            true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t,
+            false => libc::fork(),
+        };
+        assert!(child >= 0);
+        if child == 0 {
+            libc::alarm(60);
+            loop {
+                libc::pause();
+            }
+        }
+        child
+    }
+}
+
+/// A thread that unmaps four pages at the address that it gets, and reports this.
+fn unmapper() -> (Sender<usize>, Receiver<()>, JoinHandle<()>) {
+    let (says, said) = channel();
+    let (go, goes) = channel::<usize>();
+    let other = std::thread::spawn(move || {
+        let at: *mut u8 = std::ptr::without_provenance_mut(goes.recv().unwrap());
+        // SAFETY: the test's mapping.
+        assert_eq!(unsafe { libc::munmap(at.cast(), 4 * PAGE) }, 0);
+        says.send(()).unwrap();
+    });
+    (go, said, other)
+}
+
+/// Memory is still watched when the monitor ends, because another thread has moved it from where
+/// the monitor has looked for it. A thread that unmaps it waits for nobody, although a forked child
+/// of that time lives.
+pub(super) fn unshared() {
+    let (go, said, other) = unmapper();
+    let place = alone();
+    let (monitor, reader) = userfault::without_thread();
+    let end = place as u64 + 4 * PAGE as u64;
+    monitor.watch_range(place as u64, end).unwrap();
+    let child = sleeper(false);
+    reader.end();
+    drop(monitor);
+    go.send(place as usize).unwrap();
+    let unmapped = said.recv_timeout(Duration::from_secs(10));
+    // SAFETY: the child of this test. Its end releases a thread that waits.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(unmapped, Ok(()));
+    other.join().unwrap();
+    // a descriptor that was opened during a fork is opened again
+    let mut calls = 0;
+    let made = fork::apart_from_forks(|| {
+        calls += 1;
+        if calls == 1 {
+            let child = sleeper(false);
+            // SAFETY: the child of this test.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        }
+        Ok(calls)
+    });
+    assert_eq!(made, Ok(2));
+}
+
+/// The last cache is closed while a child has the monitor's descriptor and the process has
 /// no free descriptor: no memory is watched afterwards, so a thread that unmaps some waits for
 /// nobody.
 pub(super) fn without_descriptor() {
@@ -61,20 +137,8 @@ pub(super) fn without_descriptor() {
     unsafe {
         place.write_bytes(1, 4 * PAGE);
         assert!(kept(&cache, place));
-        let child = libc::fork();
-        if child == 0 {
-            libc::alarm(60);
-            loop {
-                libc::pause();
-            }
-        }
-        let (says, said) = std::sync::mpsc::channel();
-        let (go, goes) = std::sync::mpsc::channel::<usize>();
-        let other = std::thread::spawn(move || {
-            let at: *mut u8 = std::ptr::without_provenance_mut(goes.recv().unwrap());
-            assert_eq!(libc::munmap(at.cast(), 4 * PAGE), 0);
-            says.send(()).unwrap();
-        });
+        let child = sleeper(true);
+        let (go, said, other) = unmapper();
         let mut limit = std::mem::zeroed::<libc::rlimit>();
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
         let before = limit;
@@ -84,7 +148,7 @@ pub(super) fn without_descriptor() {
         drop(cache);
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before), 0);
         go.send(place as usize).unwrap();
-        let unmapped = said.recv_timeout(std::time::Duration::from_secs(10));
+        let unmapped = said.recv_timeout(Duration::from_secs(10));
         // its end releases a thread that waits
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);

@@ -14,7 +14,7 @@ use crate::mr::cache::Cache;
 
 /// A mapping of four pages that the kernel does not merge with others: unmapping those would wait
 /// too.
-fn alone() -> *mut u8 {
+pub(super) fn alone() -> *mut u8 {
     let all = map(std::ptr::null_mut(), 6, 0);
     // SAFETY: the mapping is the test's.
     unsafe {
