@@ -363,7 +363,7 @@ impl Connection {
 
     /// Sets the parameters of a connected queue pair that the connection manager does not set.
     pub(crate) fn tune(&self, qp: &Qp) {
-        self.tuning.set_rnr_timer(qp, &self.device);
+        self.tuning.set_rnr_timer(qp);
     }
 
     /// Reports the end of the connection. The caller has changed the state, so the end is reported

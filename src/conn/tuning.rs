@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
-use crate::verbs::{CmId, ConnParam, Device, Qp};
+use crate::verbs::{CmId, ConnParam, Qp};
 
 /// Timers and retries of a connection, as `ibv_modify_qp(3)` encodes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,11 +107,9 @@ impl Tuning {
         }
     }
 
-    /// Sets the RNR timer of a connected queue pair. iWARP has no RNR timer.
-    pub(crate) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
-        if !device.attr().iwarp
-            && let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer)
-        {
+    /// Sets the RNR timer of a connected queue pair.
+    pub(crate) fn set_rnr_timer(&self, qp: &Qp) {
+        if let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer) {
             info_log!(
                 EpCtrl,
                 "queue pair {}: minimum RNR timer {} could not be set: {error}",

@@ -43,8 +43,8 @@ pub struct DeviceAttr {
     pub max_srq_sge: usize,
     /// Number of ports, which are numbered from 1.
     pub phys_port_cnt: u8,
-    /// `IBV_TRANSPORT_IWARP`: the connecting side of a connection must send first, and the
-    /// transport has no RNR timers.
+    /// `IBV_TRANSPORT_IWARP`, which connections do not support: it has no immediate data and no RNR
+    /// timers, and the local buffers of a READ need remote write access.
     pub iwarp: bool,
     /// `ibv_atomic_cap`: 0: no atomics; 1: atomic with respect to the device's other operations; 2:
     /// also with respect to the CPU.

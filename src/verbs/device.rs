@@ -336,10 +336,9 @@ impl Device {
         self.backend
     }
 
-    /// Whether idle connections need probes to detect dead peers. iWARP connections do not use
-    /// probes: a write completes when TCP has accepted it, and TCP has its own timeout.
+    /// Whether idle connections need probes to detect dead peers.
     pub fn needs_keepalive(&self) -> bool {
-        !self.backend.notices_dead_peers && !self.attr.iwarp
+        !self.backend.notices_dead_peers
     }
 
     /// The text of a work completion's status (`ibv_wc_status_str(3)`).

@@ -6,10 +6,11 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::Limits;
 use weft::rdm;
-use weft::verbs::{Device, LinkLayer, Port, XrcBehaviour};
+use weft::verbs::{Device, DeviceAttr, LinkLayer, Port, XrcBehaviour};
 
 use super::addresses::{self, OwnAddresses};
 use super::ep_type::{self, EpType};
+use crate::ffi::log::refused;
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
 use crate::opened;
@@ -112,14 +113,26 @@ const RDM_RX_DEPTH: usize = 1 << 16;
 /// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
 pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::MAX_CM_DATA;
 
+/// The reason for which a device is not offered at all; `None`: it is.
+pub(crate) fn unsupported(attr: &DeviceAttr) -> Option<&'static str> {
+    // It has no immediate data, and the local buffers of a READ need remote write access.
+    attr.iwarp
+        .then_some("iWARP is not supported; select RoCEv2 if the device has it")
+}
+
 impl Offer {
     /// Queries the current limits of a device.
     ///
     /// # Errors
     /// The device's errno, if the device is gone. `ENOSYS`: the device has no endpoints of this
-    /// type.
+    /// type, or no endpoints ([`unsupported`]).
     pub(crate) fn of(device: &Arc<Device>, ep: &'static EpType) -> Result<Self> {
-        if ep.xrc && (!device.attr().xrc || device.attr().iwarp) {
+        let attr = device.attr();
+        if let Some(reason) = unsupported(attr) {
+            let name = device.name();
+            return Err(refused!(FI_LOG_FABRIC, ENOSYS, "{name}: {reason}"));
+        }
+        if ep.xrc && !attr.xrc {
             return Err(FiErrno::ENOSYS);
         }
         if ep.number == FI_EP_RDM {
@@ -152,11 +165,7 @@ impl Offer {
             port: port.number,
             has_ip_gids: addresses::has_ip_gids(port.link_layer, host_only),
             fabric_name: fabric_name(&port, host_only),
-            protocol: if attr.iwarp {
-                FI_PROTO_IWARP
-            } else {
-                FI_PROTO_RDMA_CM_IB_RC
-            },
+            protocol: FI_PROTO_RDMA_CM_IB_RC,
             primary_caps: match attr.atomic_cap {
                 0 => ep.primary_caps & !FI_ATOMIC,
                 _ => ep.primary_caps,
@@ -336,6 +345,15 @@ fn nic_of(device: &Arc<Device>, port: &Port, host_only: bool) -> Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn iwarp_is_not_offered() {
+        let device = weft::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let mut attr = device.attr().clone();
+        assert_eq!(unsupported(&attr), None);
+        attr.iwarp = true;
+        assert!(unsupported(&attr).is_some());
+    }
 
     /// The first active port names the fabric in `fi_getinfo`, and each active port is in its own
     /// fabric.

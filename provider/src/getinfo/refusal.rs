@@ -15,7 +15,7 @@ use weft::verbs::Device;
 use super::hints::Hints;
 use super::layered;
 use super::negotiate::all_terms;
-use super::offer::Offer;
+use super::offer::{Offer, unsupported};
 use super::resolve::{self, Path};
 
 use crate::ffi::log::warning;
@@ -97,8 +97,8 @@ pub(crate) fn report_xrc(flags: u64, hints: &Hints, devices: &[Arc<Device>]) {
 /// The reason for which a device has no endpoints on XRC; `None`: it has them.
 fn without_xrc(device: &Arc<Device>) -> Option<String> {
     let attr = device.attr();
-    if attr.iwarp {
-        return Some("iWARP has no XRC".to_owned());
+    if let Some(reason) = unsupported(attr) {
+        return Some(reason.to_owned());
     }
     if !attr.xrc {
         return Some("the device reports no XRC (IBV_DEVICE_XRC)".to_owned());

@@ -154,7 +154,7 @@ impl LinkCm {
             };
             let _ = id.reject(&busy.encode());
         })?;
-        tuning.set_rnr_timer(&qp, shared.domain.device());
+        tuning.set_rnr_timer(&qp);
         Ok(())
     }
 
@@ -329,7 +329,7 @@ impl CmTarget for LinkCm {
                 if self.request.is_some() {
                     if let Some(qp) = shared.connected(link) {
                         let tuning = shared.tuning();
-                        tuning.set_rnr_timer(&qp, shared.domain.device());
+                        tuning.set_rnr_timer(&qp);
                     }
                     let reply = event.private_data.bytes();
                     shared.apply_event(|core, io| core.replied(link, reply, io));
