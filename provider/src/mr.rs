@@ -65,7 +65,8 @@ unsafe impl Kind for Mr {
         mr.region.close().inspect_err(|errno| {
             info!(
                 FI_LOG_MR,
-                "fi_close: -{errno:?}: the access of a peer has not ended; call fi_close again later"
+                "fi_close: -{errno:?}: an access of a peer, or an operation of this process that \
+                 waited, has not ended; call fi_close again later"
             );
         })?;
         // the event queue of a forked child's parent may have been locked at the fork

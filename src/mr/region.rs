@@ -539,7 +539,7 @@ impl Region {
     /// # Errors
     /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can
     /// start. The caller repeats the call. Also if a thread has posted an operation on the region,
-    /// which had waited, for 5 s: nothing else is done then.
+    /// which had waited, for 5 s: then only the handles of shared memory have ended.
     ///
     /// In a forked child, for a region of its parent, it only makes the descriptor invalid, and
     /// acquires no lock: a thread of the parent may have held it at the fork. The child's copy of
@@ -550,12 +550,12 @@ impl Region {
             std::mem::forget(Arc::clone(self));
             return Ok(());
         }
-        // first, with no lock held: no operation that waited uses a registration that ends
-        refuse_descriptor(self)?;
-        self.cancel_enable();
         if let Some(exported) = &self.exported {
             exported.end();
         }
+        // with no lock held: no operation that waited uses a registration that ends
+        refuse_descriptor(self)?;
+        self.cancel_enable();
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
         self.remove_accessible();

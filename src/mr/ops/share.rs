@@ -68,3 +68,47 @@ impl Region {
         self.exported.is_some()
     }
 }
+
+#[allow(unsafe_code, reason = "registers memory")]
+#[cfg(test)]
+mod tests {
+    use super::super::Hint;
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::mr::{Buffer, Desc, Following, RegionConfig, stops, tests};
+
+    /// Also if the call fails, because an operation follows the region's descriptor.
+    #[test]
+    fn a_close_ends_the_handles() {
+        let domain = Domain::open(&tests::device(), DomainConfig::default()).unwrap();
+        let nowhere = Hint {
+            addr: std::ptr::null_mut(),
+            fixed: false,
+        };
+        let memory = SharedMemory::alloc(domain.device(), 4096, nowhere).unwrap();
+        let buffer = Buffer {
+            addr: memory.addr(),
+            len: memory.len(),
+        };
+        let config = RegionConfig {
+            buffers: std::slice::from_ref(&buffer),
+            access: Access::READ,
+            memory: Some(&memory),
+            ..RegionConfig::default()
+        };
+        // SAFETY: the region owns the memory.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let handle = region.export(Access::READ).unwrap();
+        let import = || SharedMemory::import(domain.device(), &handle, Access::READ, nowhere);
+        assert!(import().is_ok());
+        let mut follows = Following::default();
+        follows.add(Desc(region.desc()));
+        stops::AT_ONCE.set(true);
+        assert_eq!(region.close(), Err(FiErrno::EBUSY));
+        stops::AT_ONCE.set(false);
+        assert_eq!(import().err(), Some(FiErrno::ENOENT));
+        assert_eq!(region.export(Access::READ).err(), Some(FiErrno::EINVAL));
+        drop(follows);
+        region.close().unwrap();
+    }
+}
