@@ -825,11 +825,8 @@ fn reading_child(link: &mut Link) {
                 assert!(op != Op::Read || result == 7);
             }
             // SAFETY: inside the mapping.
-            assert_eq!(
-                unsafe { word.read_volatile() },
-                7,
-                "{what}, region: {region}"
-            );
+            let now = unsafe { word.read_volatile() };
+            assert_eq!(now, 7, "{what}, region: {region}");
         }
     }
 }

@@ -48,8 +48,8 @@ fn completed_or_cancelled(host: &Host) {
 fn a_notice_is_answered_behind_the_requests_of_the_engine() {
     let ([client, server], pairs) = two_pairs(&device());
     let _target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
-    let source = Buffer::all(&client.domain, LEN);
-    let sink = Buffer::all(&server.domain, LEN);
+    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
+    let sink = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
     send(&pairs[1].0, &source, 3);
     write(&pairs[0].0, &source, 4);
     let slots = &pairs[0].0.shared.slots;
@@ -78,8 +78,8 @@ fn a_notice_is_answered_behind_the_requests_of_the_engine() {
 fn what_late_requests_access_is_kept_by_the_side_that_is_told() {
     let ([client, server], pairs) = two_pairs(&device());
     let target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
-    let source = Buffer::all(&client.domain, LEN);
-    let sink = Buffer::all(&server.domain, LEN);
+    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
+    let sink = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
     write(&pairs[0].0, &source, 1);
     assert_eq!(client.completion().context, 1);
     send(&pairs[0].0, &source, 3);
@@ -109,8 +109,8 @@ fn what_late_requests_access_is_kept_by_the_side_that_is_told() {
 #[test]
 fn a_context_waits_for_the_late_requests_of_a_peer_that_has_told_its_end() {
     let ([client, server], pairs) = two_pairs(&device());
-    let source = Buffer::all(&client.domain, LEN);
-    let sink = Buffer::all(&server.domain, LEN);
+    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
+    let sink = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
     send(&pairs[0].0, &source, 3);
     pairs[0].0.shutdown().unwrap();
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
@@ -155,8 +155,8 @@ fn a_circuit_that_an_ended_endpoint_breaks_is_reported() {
     let device = device();
     for closes in [false, true] {
         let ([client, server], pairs) = two_pairs(&device);
-        let source = Buffer::all(&client.domain, LEN);
-        let short = Buffer::all(&server.domain, LEN);
+        let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
+        let short = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
         let refuse = || {
             let (iov, desc) = short.part(0, LEN / 8);
             // SAFETY: as in `send`.
