@@ -478,13 +478,15 @@ pub(crate) fn await_shared_receive(
     wait_for(segment, |used| used.names_shared_receive(srq), lives)
 }
 
-/// Whether a process has a hazard for receives of the queue pair with this index, which accepts no
-/// further messages.
-pub(crate) fn receive_in_use(segment: &OwnSegment, qp: u32) -> bool {
+/// Whether a living process has a hazard for receives of the queue pair with this index, which
+/// accepts no further messages. Does not wait.
+pub(crate) fn receive_in_use(
+    segment: &OwnSegment,
+    qp: u32,
+    lives: impl Fn(Visitor) -> bool,
+) -> bool {
     fence(Ordering::SeqCst);
-    let found = find(segment, |used| used.names_receive(qp)).is_some();
-    fence(Ordering::Acquire);
-    found
+    is_named(segment, |used| used.names_receive(qp), lives)
 }
 
 fn wait_for(

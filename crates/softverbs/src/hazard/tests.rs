@@ -249,8 +249,10 @@ fn the_hazard_of_an_ended_process_is_not_that_of_the_next_one_of_its_slot() {
     assert!(find(&segment, |used| used.to_word() != 0).is_none());
     leave(ended);
     assert!(!is_used(&segment, Key(5), registry));
+    assert!(!receive_in_use(&segment, 2, registry));
     leave(next);
     assert!(is_used(&segment, Key(5), registry));
+    assert!(receive_in_use(&segment, 2, registry));
     // it has stored no cookie
     map.u64(announce::AT + announce::STRIDE * 3 + announce::VISITOR)
         .store(0, Ordering::Relaxed);

@@ -102,8 +102,10 @@ impl Qp {
     /// does it.
     fn flush_unless_written(&self, rq: &mut RecvQueue) {
         let process = self.process();
-        let lives = rq.peer.as_ref().is_some_and(|peer| !peer.is_given_up());
-        if lives && receive_in_use(&process.segment, self.index) {
+        let may_write = rq.peer.as_ref().is_some_and(|peer| !peer.is_given_up());
+        let lives = |visitor| process.lives(visitor);
+        // The hazard can be that of an ended process, whose slot the sender has now.
+        if may_write && receive_in_use(&process.segment, self.index, lives) {
             let now = sys::now_ns();
             if rq.flush_deadline == 0 {
                 rq.flush_deadline = now + PEER_WAIT_NS;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
+use crate::hazard::{Hazard, Hazards, Use, become_visitor};
+use crate::key::Key;
 use crate::peer::Push;
 use crate::process::Process;
 use crate::qp::meanwhile::{self, At};
@@ -243,6 +245,27 @@ fn the_last_messages_of_each_queue_pair_are_taken_behind_a_fence_of_its_own() {
         assert!(!meanwhile::is_left());
         assert!(behind.get() > before);
     }
+}
+
+/// The slot of the sender, which lives, was that of a process that was killed while it copied a
+/// message into a receive of this queue pair.
+#[test]
+fn the_hazard_of_an_ended_process_does_not_delay_a_flush() {
+    let (end, buffer) = (End::new(IBV_QPT_RC, false), Buffer::new(64));
+    end.connect(end.number());
+    post_recv(&end, &buffer, 64);
+    let process = Process::current().unwrap();
+    let (map, slot) = (&process.segment.map, process.slot);
+    become_visitor(map, slot, process.identity.cookie ^ 1);
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::from_ptr(end.qp) };
+    let used = Use::of_receive(qp.index(), Key(5));
+    std::mem::forget(Hazard::publish(&Hazards::new(), map, slot, used));
+    move_to(&end, IBV_QPS_ERR, 0);
+    qp.flush_closing();
+    assert!(!qp.awaits_flush());
+    assert_eq!(next(&end).status, IBV_WC_WR_FLUSH_ERR);
+    become_visitor(map, slot, process.identity.cookie);
 }
 
 /// The process of the sender was opened after the queue pair was connected.
