@@ -96,6 +96,8 @@ pub(crate) struct Process {
     cleaning_up: Mutex<()>,
     /// Time of the last check for ended peers, in processor ticks.
     liveness_tick: AtomicU64,
+    /// The last round of flushes of failed queue pairs; rounds begin at 1.
+    flush_round: AtomicU64,
     /// When the queues with processes that are not rung yet are looked at next, in [`ticks`].
     unrung_due: AtomicU64,
     /// Peers may be open that no descriptor watches; `last_look`: slot of the last one that was
@@ -270,6 +272,7 @@ impl Process {
             dead_peers: Mutex::new(dead_peers),
             cleaning_up: Mutex::new(()),
             liveness_tick: AtomicU64::new(0),
+            flush_round: AtomicU64::new(0),
             unrung_due: AtomicU64::new(u64::MAX),
             any_unwatched: AtomicBool::new(false),
             last_look: AtomicU32::new(0),

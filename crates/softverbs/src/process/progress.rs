@@ -249,11 +249,25 @@ impl Process {
         self.timer.arm(sys::now_ns() + FLUSH_NS);
     }
 
+    /// Takes the last messages of failed queue pairs and flushes their receives. A queue pair that
+    /// fails meanwhile is left to the next round, which it has requested. The caller holds no lock.
     #[cold]
-    fn flush_closing(&self) {
+    pub(crate) fn flush_closing(&self) {
         self.progress_flags.set(progress_flags::CLOSING, false);
+        let round = self.flush_round.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut any = false;
         for qp in self.qps.iter() {
-            qp.flush_closing();
+            any |= qp.enter_flush(round);
+        }
+        if !any {
+            return;
+        }
+        // Pairs with the light fence of senders: a sender publishes a message, executes a light
+        // fence, and checks whether the state is unchanged. One fence for all queue pairs of the
+        // round, as it interrupts the processors of other processes.
+        heavy_fence();
+        for qp in self.qps.iter() {
+            qp.flush_closing(round);
         }
     }
 

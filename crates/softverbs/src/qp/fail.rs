@@ -16,7 +16,7 @@ use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
 use crate::srq::Claim;
-use crate::sync::{Arc, heavy_fence};
+use crate::sync::Arc;
 use crate::sys::{self, Res};
 
 /// The message that returns a claimed receive to its shared queue. `claim`: number of the queue and
@@ -71,29 +71,43 @@ impl Qp {
         self.wake_ring_sender(rq);
     }
 
-    /// Delivers the messages that were in the ring before the queue pair failed, and flushes its
-    /// other receives. The caller holds no lock.
-    pub(crate) fn flush_closing(&self) {
-        let (slot, incarnation) = {
-            let rq = self.rq.lock();
-            let slot = match rq.flow {
-                Flow::Open | Flow::Closed => return,
-                Flow::Closing => Some(split_qp_num(rq.dest).0),
-                Flow::Refusing => None,
-            };
-            (slot, rq.incarnation)
-        };
-        if let Some(slot) = slot {
-            // Pairs with the light fence of senders: a sender publishes a message, executes a light
-            // fence, and checks whether the state is unchanged. This queue pair can have failed
-            // behind the fence for another one.
-            heavy_fence();
-            #[cfg(test)]
-            meanwhile::run(meanwhile::At::Drain);
-            self.process().drain_ring_of(slot);
-        }
+    /// Adds the queue pair to a round of flushes if it has failed and its last messages are to be
+    /// taken. Returns whether it is added: the caller then runs a heavy fence and calls
+    /// [`Self::flush_closing`]. The caller holds no lock.
+    pub(crate) fn enter_flush(&self, round: u64) -> bool {
         let mut rq = self.rq.lock();
-        if incarnation == rq.incarnation && matches!(rq.flow, Flow::Closing | Flow::Refusing) {
+        match rq.flow {
+            // If it is in an earlier round, the thread of that round flushes it.
+            Flow::Closing if rq.flush_round == 0 => {
+                rq.flush_round = round;
+                return true;
+            }
+            Flow::Refusing => self.flush_unless_written(&mut rq),
+            Flow::Open | Flow::Closing | Flow::Closed => {}
+        }
+        false
+    }
+
+    /// Delivers the messages that were in the ring before the queue pair failed, and flushes its
+    /// other receives. Only if it is in this round. The caller holds no lock.
+    pub(crate) fn flush_closing(&self, round: u64) {
+        let slot = {
+            let rq = self.rq.lock();
+            if rq.flush_round != round {
+                return;
+            }
+            split_qp_num(rq.dest).0
+        };
+        #[cfg(test)]
+        meanwhile::run(meanwhile::At::Drain);
+        self.process().drain_ring_of(slot);
+        let mut rq = self.rq.lock();
+        // a reset has ended this incarnation's part in the round
+        if rq.flush_round != round {
+            return;
+        }
+        rq.flush_round = 0;
+        if matches!(rq.flow, Flow::Closing | Flow::Refusing) {
             self.flush_unless_written(&mut rq);
         }
     }
@@ -440,6 +454,7 @@ impl Qp {
         rq.dest = 0;
         rq.incarnation = word.incarnation();
         rq.flow = Flow::Open;
+        rq.flush_round = 0;
         rq.flush_deadline = 0;
         rq.received = 0;
         #[cfg(test)]

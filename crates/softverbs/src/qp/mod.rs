@@ -268,6 +268,9 @@ struct RecvQueue {
     /// This queue is in the list of queues that will pull pending messages.
     pulls: bool,
     flow: Flow,
+    /// The round of flushes in which the last messages of the failed queue pair are taken; 0 if it
+    /// is in none.
+    flush_round: u64,
     /// Deadline for a sender that still writes into a receive of the failed queue pair, in
     /// nanoseconds of the monotonic clock; 0 if there is none.
     flush_deadline: u64,

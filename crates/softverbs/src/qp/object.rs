@@ -165,6 +165,7 @@ impl RecvQueue {
             dest: 0,
             incarnation: 0,
             flow: Flow::Open,
+            flush_round: 0,
             flush_deadline: 0,
             received: 0,
             pulls: false,

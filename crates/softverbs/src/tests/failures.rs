@@ -217,34 +217,82 @@ fn a_flush_spares_the_next_connection() {
         move_to(&again, IBV_QPS_RESET, 0);
         connect_and_fail(&again);
     });
-    // SAFETY: a live queue pair.
-    let qp = unsafe { Qp::from_ptr(end.qp) };
-    qp.flush_closing();
+    Process::current().unwrap().flush_closing();
     assert!(!meanwhile::is_left());
-    assert!(qp.awaits_flush());
+    assert!(awaits_flush(&end));
     assert_eq!(next(&end).status, IBV_WC_WR_FLUSH_ERR);
 }
 
-/// A queue pair can fail while the messages of another one are taken for the last time, behind the
-/// fence of that one.
+fn awaits_flush(end: &End) -> bool {
+    // SAFETY: a live queue pair.
+    unsafe { Qp::from_ptr(end.qp) }.awaits_flush()
+}
+
+/// Two queue pairs, in the order in which they are flushed, each connected to itself.
+fn in_order() -> [Rc<End>; 2] {
+    let mut ends = [(); 2].map(|()| Rc::new(End::new(IBV_QPT_RC, false)));
+    let qps = &Process::current().unwrap().qps;
+    ends.sort_by_key(|end| {
+        // SAFETY: a live queue pair.
+        let qp = unsafe { Qp::from_ptr(end.qp) };
+        qps.iter().position(|other| std::ptr::eq(other, qp))
+    });
+    ends.iter().for_each(|end| end.connect(end.number()));
+    ends
+}
+
 #[test]
-fn the_last_messages_of_each_queue_pair_are_taken_behind_a_fence_of_its_own() {
-    let ends = [(); 2].map(|()| End::new(IBV_QPT_RC, false));
-    // SAFETY: live queue pairs.
-    let qps = ends.each_ref().map(|end| unsafe { Qp::from_ptr(end.qp) });
-    for end in &ends {
-        end.connect(end.number());
-        move_to(end, IBV_QPS_ERR, 0);
-    }
-    for qp in qps {
-        let before = heavy_fences::count();
-        let behind = Rc::new(Cell::new(before));
-        let drains = Rc::clone(&behind);
-        meanwhile::once(At::Drain, move || drains.set(heavy_fences::count()));
-        qp.flush_closing();
-        assert!(!meanwhile::is_left());
-        assert!(behind.get() > before);
-    }
+fn the_last_messages_of_all_failed_queue_pairs_are_taken_behind_one_fence() {
+    let ends = in_order();
+    ends.iter().for_each(|end| move_to(end, IBV_QPS_ERR, 0));
+    let before = heavy_fences::count();
+    let behind = Rc::new(Cell::new(before));
+    let drains = Rc::clone(&behind);
+    meanwhile::once(At::Drain, move || drains.set(heavy_fences::count()));
+    Process::current().unwrap().flush_closing();
+    assert!(!meanwhile::is_left());
+    assert_eq!(behind.get(), before + 1);
+    assert_eq!(heavy_fences::count(), before + 1);
+    assert!(!ends.iter().any(|end| awaits_flush(end)));
+}
+
+/// A queue pair fails while the messages of another one are taken for the last time, behind the
+/// fence of that round.
+#[test]
+fn a_queue_pair_that_fails_behind_the_fence_is_left_to_the_next_round() {
+    let [first, second] = in_order();
+    move_to(&first, IBV_QPS_ERR, 0);
+    let fails = Rc::clone(&second);
+    meanwhile::once(At::Drain, move || move_to(&fails, IBV_QPS_ERR, 0));
+    let process = Process::current().unwrap();
+    process.flush_closing();
+    assert!(!meanwhile::is_left());
+    assert!(!awaits_flush(&first) && awaits_flush(&second));
+    process.flush_closing();
+    assert!(!awaits_flush(&second));
+}
+
+/// Two threads flush: one takes no messages for the other, whose fence may be still to come. The
+/// queue pair is reset between the rounds and fails again.
+#[test]
+fn a_queue_pair_is_in_one_round_of_flushes_at_a_time() {
+    let end = End::new(IBV_QPT_RC, false);
+    end.connect(end.number());
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::from_ptr(end.qp) };
+    let (one, two) = (u64::MAX - 1, u64::MAX);
+    move_to(&end, IBV_QPS_ERR, 0);
+    assert!(qp.enter_flush(one) && !qp.enter_flush(two));
+    qp.flush_closing(two);
+    assert!(qp.awaits_flush());
+    move_to(&end, IBV_QPS_RESET, 0);
+    end.connect(end.number());
+    move_to(&end, IBV_QPS_ERR, 0);
+    assert!(qp.enter_flush(two));
+    qp.flush_closing(one);
+    assert!(qp.awaits_flush());
+    qp.flush_closing(two);
+    assert!(!qp.awaits_flush());
 }
 
 /// The slot of the sender, which lives, was that of a process that was killed while it copied a
@@ -262,7 +310,7 @@ fn the_hazard_of_an_ended_process_does_not_delay_a_flush() {
     let used = Use::of_receive(qp.index(), Key(5));
     std::mem::forget(Hazard::publish(&Hazards::new(), map, slot, used));
     move_to(&end, IBV_QPS_ERR, 0);
-    qp.flush_closing();
+    process.flush_closing();
     assert!(!qp.awaits_flush());
     assert_eq!(next(&end).status, IBV_WC_WR_FLUSH_ERR);
     become_visitor(map, slot, process.identity.cookie);
