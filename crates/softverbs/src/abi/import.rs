@@ -57,7 +57,8 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
 }
 
 /// Sets `EINVAL` if the handle is not that of a region of the domain, `EOPNOTSUPP` if the region
-/// belongs to another process and is not of a device buffer.
+/// belongs to another process and is not of a device buffer, or of one that its process may not
+/// write.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
@@ -133,7 +134,8 @@ fn import_foreign(
     Ok((added?, len))
 }
 
-/// Sets `EINVAL` for a handle that does not belong to the context.
+/// Sets `EINVAL` for a handle that does not belong to the context, or is that of a buffer that its
+/// process may not write.
 pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     pointer(|| {
         // SAFETY: the caller promises a live context.
@@ -146,7 +148,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
         } else {
             let peer = origin_peer(process, origin)?;
             let shown = Shown::read(&peer.map, handle);
-            match shown.filter(|shown| shown.context == origin.context) {
+            match shown.filter(|shown| shown.context == origin.context && shown.writable) {
                 Some(shown) => {
                     let buffer = shown.import(&peer.opener)?;
                     let segment = &process.segment;

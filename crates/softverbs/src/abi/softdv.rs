@@ -27,7 +27,7 @@ struct Adopted {
 /// shrinking and growing. Peers access regions of them directly. The descriptor may be closed after
 /// the call. The mapping must exist until `softdv_release_buf` and the end of the last region. If
 /// the descriptor was opened for reading only, so may the mapping be: then a region with rights to
-/// write is not in the buffer, and atomics do not use the buffer.
+/// write is not in the buffer, atomics that write do not use the buffer, and no process imports it.
 ///
 /// Sets `EINVAL` for a length of 0 or a length other than that of the file, `EPERM` for a file that
 /// is not sealed or not of ordinary pages, `EBADF`, `EMFILE`, `ENOMEM`.

@@ -252,16 +252,16 @@ impl Buffers {
         fence(Ordering::Release);
         map.u64(at + layout::ADDR)
             .store(buffer.addr(), Ordering::Relaxed);
-        // Peers look for the buffer of an address only for atomics, most of which write.
-        let len = if buffer.writable { buffer.len } else { 0 };
         map.u64(at + layout::LEN)
-            .store(len as u64, Ordering::Relaxed);
+            .store(buffer.len as u64, Ordering::Relaxed);
         map.u64(at + layout::INODE)
             .store(buffer.inode, Ordering::Relaxed);
         let fd = buffer.file.as_raw_fd().cast_unsigned();
         map.u32(at + layout::FD).store(fd, Ordering::Relaxed);
         map.u32(at + layout::CONTEXT)
             .store(context, Ordering::Relaxed);
+        map.u32(at + layout::WRITABLE)
+            .store(buffer.writable.into(), Ordering::Relaxed);
         map.u64(at + layout::STAMP).store(stamp, Ordering::Release);
         map.u32(header::BUFFERS)
             .store(slots.len() as u32, Ordering::Release);
@@ -278,11 +278,12 @@ impl Buffers {
         Ok(buffer_reference)
     }
 
-    /// Acquires one more reference to the buffer of a context with this handle.
+    /// Acquires one more reference to the buffer of a context with this handle. `None`: it is of
+    /// another context, or it is not writable, as imported memory must be.
     pub(crate) fn hold(&self, handle: u32, context: u32) -> Option<BufferReference> {
         let mut slots = self.lock();
         let slot = slots.get_mut(handle as usize)?.as_mut()?;
-        if slot.context != context {
+        if slot.context != context || !slot.buffer.writable {
             return None;
         }
         slot.holders += 1;
@@ -421,9 +422,9 @@ impl Slot {
 pub(crate) struct Shown {
     pub(crate) stamp: u64,
     pub(crate) addr: u64,
-    /// 0 for a buffer that is not writable. Only regions name it.
     pub(crate) len: u64,
     pub(crate) context: u32,
+    pub(crate) writable: bool,
     fd: u32,
     inode: u64,
 }
@@ -445,6 +446,7 @@ impl Shown {
             addr: map.u64(at + layout::ADDR).load(Ordering::Relaxed),
             len: map.u64(at + layout::LEN).load(Ordering::Relaxed),
             context: map.u32(at + layout::CONTEXT).load(Ordering::Relaxed),
+            writable: map.u32(at + layout::WRITABLE).load(Ordering::Relaxed) != 0,
             fd: map.u32(at + layout::FD).load(Ordering::Relaxed),
             inode: map.u64(at + layout::INODE).load(Ordering::Relaxed),
         };
@@ -460,20 +462,24 @@ impl Shown {
         Self::read(map, index).filter(|shown| shown.stamp == stamp)
     }
 
-    /// The buffer that contains an address of the peer.
-    pub(crate) fn at(map: &Mapping, addr: u64) -> Option<Self> {
+    /// The buffers of the peer. For an access that `writes`, only the writable ones.
+    fn usable(map: &Mapping, writes: bool) -> impl Iterator<Item = Self> {
         let count = map.u32(header::BUFFERS).load(Ordering::Acquire);
         (0..count.min(MAX_BUFFERS as u32))
             .filter_map(|index| Self::read(map, index))
-            .find(|shown| addr.wrapping_sub(shown.addr) < shown.len)
+            .filter(move |shown| shown.writable || !writes)
     }
 
-    /// Whether a buffer of the peer has one of the `len` bytes at an address.
-    pub(crate) fn any(map: &Mapping, addr: u64, len: u64) -> bool {
-        let count = map.u32(header::BUFFERS).load(Ordering::Acquire);
-        (0..count.min(MAX_BUFFERS as u32))
-            .filter_map(|index| Self::read(map, index))
-            .any(|shown| meets((shown.addr, shown.len), (addr, len)))
+    /// The buffer that contains an address of the peer. For an access that `writes`, only a
+    /// writable buffer.
+    pub(crate) fn at(map: &Mapping, addr: u64, writes: bool) -> Option<Self> {
+        Self::usable(map, writes).find(|shown| addr.wrapping_sub(shown.addr) < shown.len)
+    }
+
+    /// Whether a buffer of the peer has one of the `len` bytes at an address. For an access that
+    /// `writes`, only a writable buffer.
+    pub(crate) fn any(map: &Mapping, addr: u64, len: u64, writes: bool) -> bool {
+        Self::usable(map, writes).any(|shown| meets((shown.addr, shown.len), (addr, len)))
     }
 
     /// Opens its file through the peer's descriptor.
@@ -489,11 +495,15 @@ impl Shown {
         Ok(file)
     }
 
-    /// Maps the buffer in this process.
+    /// Maps the buffer in this process, writable.
     ///
     /// # Errors
-    /// As [`Self::open`], and `EPROTO`: the file is shorter than its entry states.
+    /// As [`Self::open`], and `EPROTO`: the file is shorter than its entry states. `EOPNOTSUPP`:
+    /// its owner may not write it.
     pub(crate) fn import(&self, opener: &Opener) -> Res<Buffer> {
+        if !self.writable {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         let len = usize::try_from(self.len).map_err(|_| Errno(libc::EPROTO))?;
         Buffer::import(self.open(opener)?, len)
     }
@@ -522,11 +532,12 @@ mod tests {
             buffers.uncover(&segment, direct.stamp);
         }
         assert_eq!(
-            Shown::at(&segment.map, addr + 4999).map(|s| s.stamp),
+            Shown::at(&segment.map, addr + 4999, true).map(|s| s.stamp),
             Some(buffer_reference.stamp)
         );
-        assert!(Shown::at(&segment.map, addr + 5000).is_none());
-        assert!(Shown::at(&segment.map, addr - 1).is_none());
+        for outside in [addr + 5000, addr - 1] {
+            assert!(Shown::at(&segment.map, outside, false).is_none());
+        }
         // a region holds it, and so does another object
         buffers.cover(addr, 10, true);
         let busy = Err(Errno(libc::EBUSY));
@@ -601,13 +612,22 @@ mod tests {
             assert_eq!(direct.stamp, if writes { 0 } else { held.stamp });
             buffers.uncover(&segment, direct.stamp);
             assert_eq!(buffers.find(addr, 8, writes).is_none(), writes);
+            // a peer's, also in bytes around its first one
+            let found = Shown::at(&segment.map, addr + 8, writes);
+            assert_eq!(found.map_or(0, |shown| shown.stamp), direct.stamp);
+            assert_eq!(Shown::any(&segment.map, addr - 4, 8, writes), !writes);
         }
-        // peers find it by the stamp of a region only
-        assert!(Shown::of(&segment.map, held.stamp).is_some());
-        assert!(Shown::at(&segment.map, addr + 8).is_none());
-        // the same file, imported, is another buffer
+        // it is not imported
         let shown = Shown::of(&segment.map, held.stamp).unwrap();
-        let writable = Shown { len: 8192, ..shown }.import(&own_opener()).unwrap();
+        let refused = shown.import(&own_opener()).err();
+        assert_eq!(refused, Some(Errno(libc::EOPNOTSUPP)));
+        assert!(buffers.hold(held.handle(), 0).is_none());
+        // the same file by an entry of another process, which may write it, is another buffer
+        let theirs = Shown {
+            writable: true,
+            ..shown
+        };
+        let writable = theirs.import(&own_opener()).unwrap();
         let imported = buffers.add(&segment, writable, 0).unwrap();
         assert_ne!(imported.stamp, held.stamp);
         assert!(buffers.find(imported.buffer.addr(), 8, true).is_some());

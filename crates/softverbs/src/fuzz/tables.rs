@@ -69,6 +69,7 @@ fn show(map: &Mapping, index: usize, file: &File, input: &mut Input<'_>) -> u64 
     let fd = file.fd.as_raw_fd().cast_unsigned();
     map.u32(at + buffer::FD).store(fd, Ordering::Relaxed);
     map.u32(at + buffer::CONTEXT).store(1, Ordering::Relaxed);
+    map.u32(at + buffer::WRITABLE).store(1, Ordering::Relaxed);
     stamp
 }
 
@@ -186,8 +187,11 @@ fn find_address(map: &Mapping, input: &mut Input<'_>) {
     } else {
         input.edgy()
     };
-    if let Some(shown) = Shown::at(map, addr) {
-        assert!(addr.wrapping_sub(shown.addr) < shown.len);
+    for writes in [false, true] {
+        if let Some(shown) = Shown::at(map, addr, writes) {
+            assert!(addr.wrapping_sub(shown.addr) < shown.len);
+            assert!(shown.writable || !writes);
+        }
     }
 }
 

@@ -22,10 +22,13 @@ fn file(len: usize) -> Buffer {
 fn an_entry_is_of_one_buffer() {
     check(|| {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let words32 = [buffer::FD, buffer::CONTEXT].map(|part| buffer::AT + part);
+        let words32 = [buffer::FD, buffer::CONTEXT, buffer::WRITABLE];
         let words64 = [buffer::STAMP, buffer::ADDR, buffer::LEN, buffer::INODE];
         let map = &segment.map;
-        map.prepare(words32, words64.map(|part| buffer::AT + part));
+        map.prepare(
+            words32.map(|part| buffer::AT + part),
+            words64.map(|part| buffer::AT + part),
+        );
         map.u32(header::BUFFERS).store(0, Ordering::Relaxed);
         let buffers = Buffers::default();
         let first = buffers.add(&segment, file(5000), 3).unwrap();

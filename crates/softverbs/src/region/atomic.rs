@@ -212,7 +212,7 @@ pub(crate) fn change(
     // The word's address, not the key, decides the method: an implicit region also covers device
     // buffers.
     let direct = if place.direct.stamp == 0 {
-        Shown::at(&peer.map, place.addr).map(|shown| Direct {
+        Shown::at(&peer.map, place.addr, true).map(|shown| Direct {
             stamp: shown.stamp,
             offset: place.addr.wrapping_sub(shown.addr),
         })

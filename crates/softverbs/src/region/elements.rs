@@ -196,8 +196,10 @@ pub(crate) fn change_elements(
     let resolved = resolve(&peer.map, target, target.addr, len as u64, right);
     let resolved = resolved.filter(|resolved| !wraps(resolved.addr, len));
     let resolved = resolved.ok_or(AccessError::Remote)?;
+    let writes = elements.shape.operation.op().writes();
     // most memory is in no buffer, so the table is not searched for each element
-    let ordinary = resolved.direct.stamp == 0 && !Shown::any(&peer.map, resolved.addr, len as u64);
+    let ordinary =
+        resolved.direct.stamp == 0 && !Shown::any(&peer.map, resolved.addr, len as u64, writes);
     let memory = Memory {
         initiator,
         peer,
@@ -217,7 +219,7 @@ pub(crate) fn change_elements(
             if ordinary {
                 return Ok(None);
             }
-            let Some(shown) = Shown::at(&peer.map, addr) else {
+            let Some(shown) = Shown::at(&peer.map, addr, writes) else {
                 return Ok(None);
             };
             let offset = addr.wrapping_sub(shown.addr);

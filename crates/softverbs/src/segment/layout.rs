@@ -288,6 +288,9 @@ pub(crate) mod buffer {
     pub(crate) const FD: usize = 32;
     /// u32: the context by which the buffer can be imported.
     pub(crate) const CONTEXT: usize = 36;
+    /// u32: not 0 if the owner may write the buffer. Otherwise accesses that write, and imports,
+    /// do not use it.
+    pub(crate) const WRITABLE: usize = 40;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_BUFFERS;
 }
 

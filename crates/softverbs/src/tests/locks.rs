@@ -1,6 +1,8 @@
 //! Atomics on a word whose lock another process holds, which may be stopped, on bytes of two words,
 //! and on a region whose owner publishes a wrong address.
 
+use std::os::fd::AsRawFd;
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use crate::fuzz::stranger::{self, INDEX, KEY};
 use crate::process::Process;
 use crate::region::{LOCK_WAIT, hold_lock};
 use crate::segment::layout::{qp_num, region};
+use crate::sys;
 use crate::testing::{Buffer, End, device, send_wr, verbs};
 
 /// An atomic that adds 5 to the first word of a buffer, the earlier value of which replaces the
@@ -72,6 +75,57 @@ fn a_request_waits_for_the_holder_of_a_lock() {
         };
         assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_SUCCESS));
         assert_eq!((buffer.word(0), buffer.word(1)), (5, 0));
+    }
+}
+
+/// Memory that this process may only read: another process changes it by instructions, which no
+/// lock excludes. So an atomic that reads is an instruction too.
+#[test]
+fn a_read_of_memory_for_reading_takes_no_lock() {
+    let device = device();
+    let process = Process::current().unwrap();
+    let file = sys::memfd_create(c"test", 4096).unwrap();
+    let fd = file.as_raw_fd();
+    let read_only = sys::open_fd_of(std::process::id(), fd, libc::O_RDONLY).unwrap();
+    // SAFETY: a new mapping, which outlives all uses; a live context and domain.
+    let (addr, adopted, mr) = unsafe {
+        let fd = read_only.as_raw_fd();
+        let addr = libc::mmap(null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, fd, 0);
+        assert_ne!(addr, libc::MAP_FAILED);
+        let adopted = verbs().softdv_adopt_buf.unwrap()(device.context, fd, addr, 4096);
+        let write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ON_DEMAND;
+        let access = (write | IBV_ACCESS_REMOTE_READ).cast_signed();
+        (
+            addr,
+            adopted,
+            (verbs().ibv_reg_mr)(device.pd, addr, 4096, access),
+        )
+    };
+    assert!(!adopted.is_null() && !mr.is_null());
+    let (a, b) = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
+    a.connect(b.number());
+    b.connect(a.number());
+    let result = Buffer::new(8);
+    let mut sge = result.sge(8);
+    // SAFETY: all zeros is a value of it.
+    let mut atomic: softdv_atomic = unsafe { std::mem::zeroed() };
+    // FI_ATOMIC_READ of FI_UINT64
+    (atomic.op, atomic.datatype, atomic.count) = (10, 7, 1);
+    let mut wr = send_wr(SOFTDV_WR_ATOMIC);
+    (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+    wr.wr.atomic.remote_addr = addr as u64;
+    // SAFETY: live.
+    wr.wr.atomic.rkey = unsafe { (*mr).rkey };
+    wr.wr.atomic.compare_add = (&raw mut atomic).expose_provenance() as u64;
+    let held = hold_lock(process, &process.segment.map, addr as u64);
+    assert_eq!(a.post_send(&mut wr), 0);
+    assert!(a.wait_success());
+    drop(held);
+    // SAFETY: live, and not used afterwards.
+    unsafe {
+        assert_eq!((verbs().ibv_dereg_mr)(mr), 0);
+        verbs().softdv_release_buf.unwrap()(adopted);
+        libc::munmap(addr, 4096);
     }
 }
 
