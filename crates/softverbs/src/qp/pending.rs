@@ -185,6 +185,12 @@ impl Qp {
         held.is_some_and(|word| word.count() > 0)
     }
 
+    /// Whether messages are shown to the receiver.
+    #[cfg(test)]
+    pub(crate) fn has_pending(&self) -> bool {
+        self.sq.lock().pending.live()
+    }
+
     /// Completes the `count` messages that the receiver took.
     fn finish_taken(&self, sq: &mut SendQueue, count: u32) {
         sq.pending.news = false;
