@@ -1,5 +1,7 @@
 //! Atomics on elements of all datatypes (`docs/softverbs-atomics.md`), between two processes as in
 //! `two_processes.rs`.
+//!
+//! One file, because the cases share the operations that the two processes execute.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
