@@ -154,8 +154,9 @@ pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LE
     }
 }
 
-/// Bytes that [`fallocate`] allocates by one system call: less than 1 ms of work.
+/// Maximum of bytes that [`fallocate`] allocates by one system call, usually in less than 1 ms.
 const PIECE: usize = 2 << 20;
+const PAGE: usize = 1 << 12;
 
 /// Allocates the pages of `len` bytes at `offset`, so that a later access cannot fail.
 ///
@@ -168,21 +169,25 @@ pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
     })
 }
 
-/// Calls `allocate` for each piece of a range of a file, with its offset and length. Repeats the
-/// pieces that were interrupted. Before Linux 6.11 a signal interrupts `fallocate(2)` on shared
-/// memory, which then frees the pages that the call has allocated: in a process with a periodic
-/// signal, repetitions of a call for a long range would not end.
+/// Calls `allocate` for each piece of a range of a file, with its offset and length. Halves a piece
+/// that was interrupted, down to a page, and doubles it behind one that was not. Before Linux 6.11
+/// a signal interrupts `fallocate(2)` on shared memory, which then frees the pages that the call
+/// has allocated: in a process with a periodic signal, repetitions of a call for a long range would
+/// not end.
 fn in_pieces(
     offset: usize,
     len: usize,
     mut allocate: impl FnMut(usize, usize) -> Res<()>,
 ) -> Res<()> {
-    let mut done = 0;
+    let (mut done, mut most) = (0, PIECE);
     while done < len {
-        let piece = PIECE.min(len - done);
+        let piece = most.min(len - done);
         match allocate(offset + done, piece) {
-            Ok(()) => done += piece,
-            Err(Errno(libc::EINTR)) => {}
+            Ok(()) => {
+                done += piece;
+                most = PIECE.min(2 * most);
+            }
+            Err(Errno(libc::EINTR)) => most = PAGE.max(most / 2),
             Err(_) => return Err(Errno(libc::ENOMEM)),
         }
     }
@@ -293,14 +298,14 @@ mod tests {
         }
     }
 
-    /// A kernel that interrupts each call for a range longer than a piece, and every other call.
+    /// A kernel that interrupts each call for more than a page, and every third call.
     #[test]
     fn an_interrupted_allocation_makes_progress() {
         let (mut calls, mut next) = (0, 4096);
         let done = in_pieces(4096, 3 * PIECE + 5, |at, len| {
             calls += 1;
-            assert!(calls < 100, "it does not end");
-            if len > PIECE || calls % 2 == 1 {
+            assert!(calls < 10_000, "it does not end");
+            if len > PAGE || calls % 3 == 0 {
                 return Err(Errno(libc::EINTR));
             }
             assert_eq!(at, next);
