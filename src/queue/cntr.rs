@@ -118,6 +118,8 @@ struct Armed {
 pub struct Counter {
     domain: Arc<QueueDomain>,
     kind: WaitKind,
+    /// The process that has made the wait objects. A forked child shares them.
+    owner: forks::Owner,
     /// The threads in [`Self::wait`], if the counter has a wait object.
     waiting: Option<Sleepers>,
     /// The threads that poll [`Self::fd`], if the wait object is a descriptor.
@@ -162,6 +164,7 @@ impl Counter {
         Ok(Arc::new(Self {
             domain: Arc::clone(domain),
             kind,
+            owner: forks::Owner::this_process(),
             waiting,
             polling,
             polls: AtomicBool::new(false),
@@ -531,8 +534,12 @@ impl Counter {
     }
 
     /// Reverts one call of [`Self::watch`]. The endpoint has left the queue, after all of its
-    /// completions were counted.
+    /// completions were counted. No effect in a forked child: it would remove the descriptors from
+    /// the wait objects of its parent (`epoll(7)`).
     pub(crate) fn unwatch(&self, queue: &Arc<CompletionQueue>) {
+        if !self.owner.is_this_process() {
+            return;
+        }
         let mut queues = self.queues.lock();
         let Some(at) = queues.iter().position(|watched| watched.is(queue)) else {
             return;

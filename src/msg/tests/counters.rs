@@ -516,6 +516,38 @@ fn a_counter_leaves_the_queue_of_an_endpoint_that_ends() {
     assert!(!readable_soon(&counter));
 }
 
+/// The process that has opened the counter removes the channel of the queue from it, and no forked
+/// child, which shares the wait object.
+#[test]
+fn the_channel_of_a_queue_ends_with_the_endpoint_in_its_own_process() {
+    let (client, server, counters) = counted(&[Flags::RECV]);
+    let counter = &counters[0];
+    let fd = counter.fd().unwrap();
+    let buffer = Buffer::all(&client.domain, 64);
+    client.recv(&buffer, 64, 0).unwrap();
+    assert_eq!(counter.trywait(), Ok(()));
+    // SAFETY: the child changes its copy of the counter, and exits; the alarm ends one that waits.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::alarm(10);
+            counter.unwatch(&client.cq);
+            libc::_exit(0);
+        }
+        let mut status = -1;
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+        assert_eq!(status, 0);
+    }
+    // SAFETY: inject is done with the buffer when it returns.
+    unsafe { server.ep.inject([1_u8].as_ptr().cast(), 1) }.unwrap();
+    let start = Instant::now();
+    while !readable(fd) {
+        assert!(start.elapsed() < LIMIT);
+    }
+    counter.unwatch(&client.cq);
+    assert!(!readable(fd));
+}
+
 /// A thread that waits on the queue and a thread that waits on the counter are both woken,
 /// independent of which of them polls the completion.
 #[test]

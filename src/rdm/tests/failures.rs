@@ -14,7 +14,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::source::Source;
-use crate::queue::{BindFlags, Completion, Counter, WaitKind};
+use crate::queue::{BindFlags, Completion, CompletionQueue, Counter, CqConfig, WaitKind};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
 use crate::verbs::AsyncEvent;
 use crate::verbs::replaced::without_resize;
@@ -208,6 +208,42 @@ fn a_copy_of_the_descriptor_of_a_closed_endpoint_wakes_nobody() {
     assert_eq!(counter.trywait(), Ok(()));
     assert!(!readable(counter.fd().unwrap()));
     drop(copy);
+}
+
+/// A counter looks at a queue every 1 ms while the queue has an endpoint without a descriptor,
+/// which has no counter, and one that the counter counts. It stops with the latter.
+#[test]
+fn a_counter_leaves_the_queue_of_an_endpoint_that_ends() {
+    let domain = domain();
+    Transport::each(|transport| {
+        let silent = CqConfig {
+            wait: WaitKind::None,
+            sources_only: true,
+            ..CqConfig::default()
+        };
+        let cq = CompletionQueue::open(domain.queues(), silent).unwrap();
+        let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+        let enabled = |counters: &[&Arc<Counter>]| {
+            let ep = Endpoint::new(&domain, transport.config()).unwrap();
+            ep.bind_vector(&AddressVector::open(4).unwrap()).unwrap();
+            ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
+                .unwrap();
+            for counter in counters {
+                ep.bind_counter(counter, Flags::SEND).unwrap();
+            }
+            ep.enable().unwrap();
+            ep
+        };
+        let readable_soon = || {
+            assert_eq!(counter.trywait(), Ok(()));
+            std::thread::sleep(Duration::from_millis(20));
+            readable(counter.fd().unwrap())
+        };
+        let (_silent, counted) = (enabled(&[]), enabled(&[&counter]));
+        assert!(readable_soon());
+        counted.close();
+        assert!(!readable_soon());
+    });
 }
 
 /// A counter of the peers' operations keeps nothing of an endpoint that is closed.
