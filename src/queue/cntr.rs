@@ -402,7 +402,8 @@ impl Counter {
         let sleeps = ready.is_ok() && self.polling.is_some();
         let answer = self.pollers.ask(|| self.numbers(), sleeps);
         let result = match answer {
-            Answer::Changed | Answer::Busy => Err(FiErrno::EAGAIN),
+            Answer::Changed => Err(FiErrno::EAGAIN),
+            Answer::Busy => ready.and(Err(FiErrno::EAGAIN)),
             Answer::Unchanged => ready,
         };
         if result.is_err() {

@@ -10,12 +10,13 @@
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Number of times that a thread which was told to wait keeps others from it. Each of them pauses
-/// then, so that these are about 1 s; afterwards the thread counts as one that waits no longer.
-const PATIENCE: u32 = 10_000;
+/// Time for which a thread that was told to wait keeps others from it, from the first time that it
+/// does; afterwards the thread counts as one that waits no longer.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Identifies a thread that has polled a counter, and lives as long as the thread.
@@ -29,17 +30,25 @@ struct Poller {
     /// The two numbers that the thread has last read, or that were reported to it; `None`: the
     /// application has changed the number since.
     read: [Option<u64>; 2],
-    /// The number of times that the thread may yet keep others from waiting, if it was told to wait
-    /// and has not called the counter since; otherwise 0.
-    patience: u32,
+    /// Whether the thread was told to wait, and has not called the counter since.
+    sleeps: bool,
+    /// When it has first kept another thread from waiting since it was told to wait.
+    since: Option<Instant>,
 }
 
 impl Poller {
-    /// Whether the thread may sleep, and a change has to wake it.
+    /// The thread calls the counter.
+    fn come_back(&mut self) {
+        self.sleeps = false;
+        self.since = None;
+    }
+
+    /// Whether the thread may sleep, and a change has to wake it. It then keeps another thread from
+    /// waiting.
     fn is_to_wake(&mut self, numbers: [u64; 2]) -> bool {
-        let is_to_wake = self.patience != 0 && self.read != numbers.map(Some);
-        self.patience -= u32::from(is_to_wake);
-        is_to_wake
+        self.sleeps
+            && self.read != numbers.map(Some)
+            && self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE
     }
 }
 
@@ -119,7 +128,7 @@ impl Pollers {
             let mut threads = self.threads.lock();
             let mut entries = threads.entries.iter_mut();
             if let Some(own) = entries.find(|entry| entry.thread.as_ptr() == Arc::as_ptr(thread)) {
-                own.patience = 0;
+                own.come_back();
                 change(own);
             }
         });
@@ -145,34 +154,82 @@ impl Pollers {
         // under the lock: a change that these numbers do not have is behind the entry of this
         // thread, so that the next thread that asks finds that this one has to wake up
         let numbers = numbers();
+        let Threads { first, entries } = &mut *threads;
         // those of threads that have ended keep nobody from waiting
-        let entries = &mut threads.entries;
         entries.retain(|entry| entry.thread.strong_count() != 0);
         let own = entries
             .iter()
             .position(|entry| entry.thread.ptr_eq(&thread));
         let own = own.map(|at| entries.swap_remove(at));
-        let mut busy = false;
-        for entry in entries.iter_mut() {
-            busy |= entry.is_to_wake(numbers);
-        }
-        let read = own.map_or(threads.first, |own| own.read);
-        let answer = if read != numbers.map(Some) {
+        // the time of each of them begins
+        let is_busy = |busy, other: &mut Poller| other.is_to_wake(numbers) || busy;
+        let answer = if own.map_or(*first, |own| own.read) != numbers.map(Some) {
             Answer::Changed
-        } else if busy {
+        } else if entries.iter_mut().fold(false, is_busy) {
             Answer::Busy
         } else {
             Answer::Unchanged
         };
-        threads.entries.push(Poller {
+        entries.push(Poller {
             thread,
             read: numbers.map(Some),
-            patience: match waits && answer == Answer::Unchanged {
-                true => PATIENCE,
-                false => 0,
-            },
+            sleeps: waits && answer == Answer::Unchanged,
+            since: None,
         });
         self.any.store(true, Ordering::Relaxed);
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Asks for a thread that waits for a change of the first number.
+    fn ask(pollers: &Pollers, value: u64) -> Answer {
+        pollers.ask(|| [value, 0], true)
+    }
+
+    /// Runs a test while another thread lives, which was told to wait, and then did `last`.
+    fn beside_another(last: fn(&Pollers), test: impl FnOnce(&Pollers)) {
+        let pollers = Pollers::new();
+        std::thread::scope(|scope| {
+            let ((ready, begin), (end, ended)) = (channel(), channel::<()>());
+            let pollers = &pollers;
+            scope.spawn(move || {
+                assert_eq!(ask(pollers, 0), Answer::Unchanged);
+                last(pollers);
+                ready.send(()).unwrap();
+                let _ = ended.recv();
+            });
+            begin.recv().unwrap();
+            test(pollers);
+            drop(end);
+        });
+    }
+
+    /// The thread that was told to wait may not be scheduled while another one, which does not
+    /// sleep, asks behind each of many changes.
+    #[test]
+    fn reported_changes_are_not_time_of_a_thread_that_sleeps() {
+        beside_another(
+            |_| (),
+            |pollers| {
+                for value in 1..=20_000 {
+                    assert_eq!(ask(pollers, value), Answer::Changed);
+                }
+                assert_eq!(ask(pollers, 20_000), Answer::Busy);
+            },
+        );
+    }
+
+    #[test]
+    fn a_thread_that_comes_back_keeps_no_other_one_from_waiting() {
+        beside_another(Pollers::come_back, |pollers| {
+            assert_eq!(ask(pollers, 1), Answer::Changed);
+            assert_eq!(ask(pollers, 1), Answer::Unchanged);
+        });
     }
 }

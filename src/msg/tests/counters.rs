@@ -252,6 +252,7 @@ fn a_thread_that_does_not_come_back_keeps_others_awake_for_a_limited_time() {
         while counter.trywait() != Ok(()) {
             assert!(start.elapsed() < LIMIT);
         }
+        assert!(start.elapsed() >= Duration::from_secs(1));
         // once for each time that it was told to wait
         counter.count(1);
         assert_eq!((counter.read(), counter.trywait()), (2, Ok(())));
@@ -439,6 +440,31 @@ fn a_poll_that_finds_a_failure_wakes_all_threads() {
         assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
         assert_eq!(side.cq.trywait(), Err(FiErrno::EAGAIN));
     }
+}
+
+/// The failure of a queue is reported although another thread has to wake up first.
+#[test]
+fn a_thread_that_does_not_come_back_hides_no_failure() {
+    let side = Side::new(&device(), config(CLIENT), false);
+    let counter = Counter::open(side.domain.queues(), WaitKind::Fd).unwrap();
+    side.ep.bind_counter(&counter, Flags::SEND).unwrap();
+    side.ep.enable().unwrap();
+    let step = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(counter.trywait(), Ok(()));
+            step.wait();
+            step.wait();
+        });
+        step.wait();
+        counter.count(1);
+        assert_eq!(counter.read(), 1);
+        assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+        side.cq.device_cq().unwrap().fail_polls();
+        assert!(side.cq.poll_ready());
+        assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
+        step.wait();
+    });
 }
 
 /// The failure of a queue wakes the counters of the endpoints that it has. A counter that would
