@@ -217,9 +217,11 @@ impl Counter {
         let before = [0, 1].map(|which| self.polled[which].load(Ordering::Relaxed));
         let numbers = self.numbers();
         for (which, polled) in self.polled.iter().enumerate() {
-            // unless the application has changed the counter since (`forget`)
             let (old, new) = (before[which], numbers[which]);
-            let _ = polled.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+            if old != new {
+                // unless the application has changed the counter since (`forget`)
+                let _ = polled.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+            }
         }
         before != numbers
     }

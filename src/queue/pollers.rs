@@ -70,10 +70,18 @@ struct Threads {
     entries: Vec<Poller>,
 }
 
+impl Threads {
+    /// Threads that have ended keep no other one from waiting.
+    fn drop_ended(&mut self) {
+        self.entries
+            .retain(|entry| entry.thread.strong_count() != 0);
+    }
+}
+
 /// The threads of one counter. Thread safe.
 #[derive(Debug)]
 pub(super) struct Pollers {
-    /// Whether any thread has an entry.
+    /// Whether any thread has an entry; changed with `threads` locked.
     any: AtomicBool,
     threads: Mutex<Threads>,
 }
@@ -130,6 +138,11 @@ impl Pollers {
             if let Some(own) = entries.find(|entry| entry.thread.as_ptr() == Arc::as_ptr(thread)) {
                 own.come_back();
                 change(own);
+            } else {
+                threads.drop_ended();
+                // without entries, reads are fast again
+                let any = !threads.entries.is_empty();
+                self.any.store(any, Ordering::Relaxed);
             }
         });
     }
@@ -154,9 +167,8 @@ impl Pollers {
         // under the lock: a change that these numbers do not have is behind the entry of this
         // thread, so that the next thread that asks finds that this one has to wake up
         let numbers = numbers();
+        threads.drop_ended();
         let Threads { first, entries } = &mut *threads;
-        // those of threads that have ended keep nobody from waiting
-        entries.retain(|entry| entry.thread.strong_count() != 0);
         let own = entries
             .iter()
             .position(|entry| entry.thread.ptr_eq(&thread));
@@ -231,5 +243,20 @@ mod tests {
             assert_eq!(ask(pollers, 1), Answer::Changed);
             assert_eq!(ask(pollers, 1), Answer::Unchanged);
         });
+    }
+
+    /// When the threads that have polled a counter have ended, others read it without a lock.
+    #[test]
+    fn the_entries_of_ended_threads_are_removed() {
+        let pollers = Pollers::new();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&pollers, 0)).join();
+            assert_eq!(asked.unwrap(), Answer::Unchanged);
+        });
+        // this thread polls another counter
+        assert_eq!(ask(&Pollers::new(), 0), Answer::Unchanged);
+        assert!(pollers.any.load(Ordering::Relaxed));
+        assert_eq!(pollers.read(0, &AtomicU64::new(5)), 5);
+        assert!(!pollers.any.load(Ordering::Relaxed));
     }
 }
