@@ -96,17 +96,35 @@ unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count
         }
         for index in 0..count {
             // SAFETY: `fids` has `count` elements, each NULL or a fid.
-            unsafe {
-                let handle = *fids.add(index);
-                if let Some(cq) = probe::<Cq>(handle) {
-                    cq.engine.trywait()?;
-                } else if let Some(cntr) = probe::<Cntr>(handle) {
-                    cntr.engine.trywait()?;
-                } else {
-                    object::<Eq>(handle)?.engine.trywait()?;
+            let asked = unsafe { trywait_one(*fids.add(index)) };
+            if asked.is_err() {
+                // the thread does not wait, so no change of the earlier counters has to wake it
+                for earlier in 0..index {
+                    // SAFETY: as above.
+                    if let Some(cntr) = unsafe { probe::<Cntr>(*fids.add(earlier)) } {
+                        cntr.engine.come_back();
+                    }
                 }
+                asked?;
             }
         }
         Ok(0)
     })
+}
+
+/// [`trywait`] for one object.
+///
+/// # Safety
+/// `handle` is NULL or a fid.
+unsafe fn trywait_one(handle: *mut fid) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(cq) = probe::<Cq>(handle) {
+            cq.engine.trywait()
+        } else if let Some(cntr) = probe::<Cntr>(handle) {
+            cntr.engine.trywait()
+        } else {
+            object::<Eq>(handle)?.engine.trywait()
+        }
+    }
 }

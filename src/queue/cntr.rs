@@ -418,6 +418,12 @@ impl Counter {
         result
     }
 
+    /// Reverts [`Self::trywait`]: the calling thread does not wait, because another object of the
+    /// same `fi_trywait(3)` has refused it. No change has to wake it.
+    pub fn come_back(&self) {
+        self.pollers.come_back();
+    }
+
     /// The descriptor to poll for reading, if the wait object is one ([`WaitKind::Fd`]). The
     /// counter owns it.
     pub fn fd(&self) -> Option<RawFd> {

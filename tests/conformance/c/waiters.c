@@ -17,6 +17,9 @@
  *
  * trywait: the same, polled by fi_trywait.
  *
+ * list: fi_trywait refuses a counter and a queue for the queue: the thread keeps no other one from
+ * waiting for the counter.
+ *
  * signal: fi_cq_signal: all threads in fi_cq_sread return.
  *
  * nothing: fi_cq_sread of no completions returns when there is one, and after its timeout.
@@ -293,6 +296,41 @@ static void two_completions(int trywait)
 	must("the thread that slept", &waiter, 1, 1);
 }
 
+static void *try_list(void *arg)
+{
+	struct waiter *waiter = arg;
+	struct fid *fids[] = { &counter->fid, &ends.cq->fid };
+
+	waiter->result = fi_trywait(ends.fabric, fids, 2);
+	atomic_fetch_add(&sleeping, 1);
+	while (!atomic_load(&gate))
+		usleep(100);
+	return NULL;
+}
+
+static void refused_list(void)
+{
+	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_FD };
+	struct waiter waiter = { 0 };
+	struct fid *fid;
+	int first, second;
+
+	open_waiting_queue(NULL);
+	MUST(fi_cntr_open(ends.domain, &attr, &counter, NULL));
+	post(1);
+	complete(1);
+	begin(&waiter, try_list);
+	MUST(fi_cntr_add(counter, 1));
+	fid = &counter->fid;
+	first = fi_trywait(ends.fabric, &fid, 1);
+	second = fi_trywait(ends.fabric, &fid, 1);
+	atomic_store(&gate, 1);
+	end(&waiter);
+	must("fi_trywait of a counter and a queue with a completion", &waiter, -FI_EAGAIN, 1);
+	if (first != -FI_EAGAIN || second)
+		die("fi_trywait of the changed counter returned %d, then %d", first, second);
+}
+
 static void signal_all(void)
 {
 	enum { THREADS = 3 };
@@ -377,6 +415,8 @@ int main(int argc, char **argv)
 		completions_of_a_queue_that_is_not_added(!strcmp(mode, "channel"));
 	else if (!strcmp(mode, "sread") || !strcmp(mode, "trywait"))
 		two_completions(!strcmp(mode, "trywait"));
+	else if (!strcmp(mode, "list"))
+		refused_list();
 	else if (!strcmp(mode, "signal"))
 		signal_all();
 	else if (!strcmp(mode, "nothing"))

@@ -22,6 +22,10 @@ class Waiters(common.CProgram):
                 self.succeeds(libfabric, mode)
 
     @common.per_release
+    def test_a_thread_that_is_refused_for_one_object_waits_for_no_counter(self, libfabric):
+        self.succeeds(libfabric, "list")
+
+    @common.per_release
     def test_a_signal_ends_the_waits_of_all_threads(self, libfabric):
         self.succeeds(libfabric, "signal")
 
