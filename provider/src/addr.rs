@@ -74,6 +74,14 @@ impl Format {
         self.fits(addr) && !(needs_scope && self == Self::Str)
     }
 
+    /// Whether addresses of the format `other` can be read as ones of this format.
+    pub(crate) fn reads(self, other: Self) -> bool {
+        match self {
+            Self::Sockaddr | Self::Ip => other != Self::Str,
+            Self::In | Self::In6 | Self::Str => self == other,
+        }
+    }
+
     /// Whether the addresses of this format are IPv4 addresses; `None`: they can have either
     /// family.
     pub(crate) fn is_ipv4(self) -> Option<bool> {
@@ -242,6 +250,22 @@ mod tests {
             "[fe80::1%3]:7".parse().unwrap(),
             "[fe80::1]:7".parse().unwrap(),
         ]
+    }
+
+    #[test]
+    fn strings_are_read_as_no_other_format() {
+        let all = [
+            Format::Sockaddr,
+            Format::Ip,
+            Format::In,
+            Format::In6,
+            Format::Str,
+        ];
+        let read_by = |format: Format| all.map(|other| format.reads(other));
+        assert_eq!(read_by(Format::Sockaddr), [true, true, true, true, false]);
+        assert_eq!(read_by(Format::Ip), [true, true, true, true, false]);
+        assert_eq!(read_by(Format::In), [false, false, true, false, false]);
+        assert_eq!(read_by(Format::Str), [false, false, false, false, true]);
     }
 
     #[test]

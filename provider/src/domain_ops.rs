@@ -184,6 +184,8 @@ unsafe fn open_body(
         mode: terms.form.mode,
         events: terms.events,
         durable: terms.durable,
+        format: terms.format,
+        traffic_class: terms.traffic_class,
         auth: terms.auth,
     };
     opened::DOMAINS.add(object.as_ptr().expose_provenance(), opened);

@@ -7,6 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use weft::auth::AuthKey;
 use weft::mr::Mode;
 
+use crate::addr::Format;
+
 /// An open fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fabric {
@@ -36,6 +38,10 @@ pub(crate) struct Domain {
     pub(crate) events: bool,
     /// Whether its regions may be persistent (`FI_RMA_PMEM`).
     pub(crate) durable: bool,
+    /// The format of the addresses in its address vectors.
+    pub(crate) format: Format,
+    /// The traffic class of its connections.
+    pub(crate) traffic_class: Option<u8>,
     pub(crate) auth: Option<AuthKey>,
 }
 

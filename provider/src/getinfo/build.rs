@@ -22,6 +22,15 @@ pub(crate) fn attributes_only() -> Result<Info> {
     Ok(info)
 }
 
+/// The address format of an info for a path.
+///
+/// # Errors
+/// `ENODATA`: the path has no address that determines it.
+pub(crate) fn format(hints: &Hints, path: &Path) -> Result<Format> {
+    let native = path.src.or(path.dst).as_ref().map(Format::native);
+    hints.format.or(native).ok_or(FiErrno::ENODATA)
+}
+
 /// An info with all attributes of the terms. libfabric's core adds the name of the provider.
 ///
 /// # Errors
@@ -33,8 +42,7 @@ pub(crate) fn info(
     terms: &Terms,
     path: &Path,
 ) -> Result<Info> {
-    let native = path.src.or(path.dst).as_ref().map(Format::native);
-    let format = hints.format.or(native).ok_or(FiErrno::ENODATA)?;
+    let format = format(hints, path)?;
     if !path.is_expressed(format) {
         return Err(FiErrno::ENODATA);
     }

@@ -9,6 +9,7 @@ use weft::mr::Mode;
 use super::hints::Hints;
 use super::negotiate::Terms;
 use super::offer::{Offer, is_in_fabric};
+use crate::addr::Format;
 use crate::ffi::info::Info;
 use crate::ffi::log::info;
 use crate::opened::{DOMAINS, Domain, FABRICS, Fabric, Opened};
@@ -20,6 +21,8 @@ pub(crate) struct Instances {
     domain: Option<(usize, Domain)>,
     /// The authorization key that the hints request of a domain.
     auth: Option<AuthKey>,
+    /// The address format that the hints request.
+    format: Option<Format>,
 }
 
 /// The object that hints name by its handle; 0: none.
@@ -55,6 +58,7 @@ impl Instances {
             fabric: named(&FABRICS, fabric, "fabric")?,
             domain,
             auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
+            format: hints.format,
         })
     }
 
@@ -66,6 +70,14 @@ impl Instances {
     /// The form of the regions of the domain.
     pub(crate) fn mode(&self) -> Option<Mode> {
         self.domain.as_ref().map(|(_, domain)| domain.mode)
+    }
+
+    /// The format that addresses must have for the domain's address vectors, if these read no other
+    /// one.
+    pub(crate) fn format(&self) -> Option<Format> {
+        let (_, domain) = self.domain.as_ref()?;
+        let any = matches!(domain.format, Format::Sockaddr | Format::Ip);
+        (domain.rdm && !any).then_some(domain.format)
     }
 
     /// Whether a device belongs to them.
@@ -87,28 +99,27 @@ impl Instances {
         }
     }
 
-    /// Whether the domain has all that the terms of an offer promise.
+    /// Whether the domain has all that the terms of an offer promise, and what the hints request.
     pub(crate) fn permit(&self, offer: &Offer, terms: &Terms) -> bool {
-        let domain = self.domain.as_ref();
-        domain.is_none_or(|(_, domain)| self.provides(domain, offer, terms))
+        self.domain.as_ref().is_none_or(|(_, domain)| {
+            provides(domain, offer, terms)
+                && self
+                    .format
+                    .is_none_or(|format| reads(domain, offer, format))
+                && (self.auth.is_none() || self.auth == domain.auth)
+        })
     }
 
-    /// Whether an endpoint of these terms can be opened on a domain of the offer's device, with all
-    /// that the domain adds to it: shared receive contexts, regions, and the authorization key.
-    fn provides(&self, domain: &Domain, offer: &Offer, terms: &Terms) -> bool {
-        let on_xrc = offer.ep.xrc && offer.ep.number == FI_EP_MSG;
-        let counts = domain.events || domain.mode.contains(Mode::RMA_EVENT);
-        domain.rdm == (offer.ep.number == FI_EP_RDM)
-            && domain.mode == terms.mr.mode
-            && (domain.xrc || !on_xrc)
-            && (counts || terms.caps & FI_RMA_EVENT == 0)
-            && (domain.durable || terms.caps & FI_RMA_PMEM == 0)
-            && (self.auth.is_none() || self.auth == domain.auth)
-    }
-
-    /// Names them in an answer, or the first open ones with which the application could have opened
-    /// the objects of the answer.
-    pub(crate) fn name_in(&self, info: &mut Info, version: u32, offer: &Offer, terms: &Terms) {
+    /// Names them in an answer with addresses of `format`, or the first open ones with which the
+    /// application could have opened the objects of the answer.
+    pub(crate) fn name_in(
+        &self,
+        info: &mut Info,
+        version: u32,
+        offer: &Offer,
+        terms: &Terms,
+        format: Format,
+    ) {
         let first =
             || FABRICS.first(|open| open.version == version && open.name == offer.fabric_name);
         let named = self.fabric.as_ref().map(|(handle, _)| *handle);
@@ -120,13 +131,35 @@ impl Instances {
             open.fabric == fabric
                 && open.version == version
                 && open.name == offer.device.name()
-                && self.provides(open, offer, terms)
+                && provides(open, offer, terms)
+                && reads(open, offer, format)
+                // the domain's endpoints have its key, and the entry has that of the hints
+                && open.auth == self.auth
         };
         let domain = self.domain.as_ref().map(|(handle, _)| *handle);
         if let Some(handle) = domain.or_else(|| DOMAINS.first(suits)) {
             info.set_domain_handle(handle);
         }
     }
+}
+
+/// Whether an endpoint of these terms can be opened on a domain of the offer's device, with all
+/// that the domain adds to it: shared receive contexts, regions, and the traffic class.
+fn provides(domain: &Domain, offer: &Offer, terms: &Terms) -> bool {
+    let on_xrc = offer.ep.xrc && offer.ep.number == FI_EP_MSG;
+    let counts = domain.events || domain.mode.contains(Mode::RMA_EVENT);
+    let class = terms.domain_tclass.octet();
+    domain.rdm == (offer.ep.number == FI_EP_RDM)
+        && domain.mode == terms.mr.mode
+        && (domain.xrc || !on_xrc)
+        && (counts || terms.caps & FI_RMA_EVENT == 0)
+        && (domain.durable || terms.caps & FI_RMA_PMEM == 0)
+        && (class.is_none() || domain.traffic_class == class)
+}
+
+/// Whether the domain's address vectors, if its endpoints use them, read addresses of `format`.
+fn reads(domain: &Domain, offer: &Offer, format: Format) -> bool {
+    offer.ep.number != FI_EP_RDM || domain.format.reads(format)
 }
 
 #[cfg(test)]
@@ -150,6 +183,7 @@ mod tests {
             )),
             domain: None,
             auth: None,
+            format: None,
         };
         assert!(!instances(&["mlx5_0"]).have(&offer));
         let instances = instances(&["mlx5_0", device.name()]);

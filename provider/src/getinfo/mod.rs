@@ -82,6 +82,10 @@ fn find(
         return Ok(vec![build::attributes_only()?]);
     }
     let instances = Instances::of(hints)?;
+    let hints = &Hints {
+        format: hints.format.or(instances.format()),
+        ..hints.clone()
+    };
     let mut devices = devices::list(flags & FI_RESCAN != 0);
     devices.retain(|device| !layered::leaves_out(device, flags, hints));
     if devices.is_empty() && layered::is_layered(flags) {
@@ -107,7 +111,8 @@ fn find(
             for path in &paths {
                 for path in resolve::of_device(&own, offer.host_only, path, hints.format) {
                     let mut info = build::info(version, hints, offer, &terms, &path)?;
-                    instances.name_in(&mut info, version, offer, &terms);
+                    let format = build::format(hints, &path)?;
+                    instances.name_in(&mut info, version, offer, &terms, format);
                     list.push(info);
                 }
             }

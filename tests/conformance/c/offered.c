@@ -435,6 +435,12 @@ static void check_opened_mode(void)
 	}
 }
 
+static void set_key(struct fi_info *hints, const char *key)
+{
+	hints->domain_attr->auth_key = (uint8_t *)strdup(key);
+	hints->domain_attr->auth_key_size = strlen(key);
+}
+
 /* Hints that request something that an open domain does not have: it is in no answer. */
 static void check_opened_terms(void)
 {
@@ -442,10 +448,12 @@ static void check_opened_terms(void)
 		uint32_t protocol;
 		uint64_t caps;
 		const char *key;
+		uint32_t tclass;
 	} cases[] = {
-		{ FI_PROTO_RDMA_CM_IB_XRC, FI_MSG, NULL },
-		{ FI_PROTO_UNSPEC, FI_RMA | FI_RMA_EVENT, NULL },
-		{ FI_PROTO_UNSPEC, FI_RMA, "another" },
+		{ FI_PROTO_RDMA_CM_IB_XRC, FI_MSG, NULL, FI_TC_UNSPEC },
+		{ FI_PROTO_UNSPEC, FI_RMA | FI_RMA_EVENT, NULL, FI_TC_UNSPEC },
+		{ FI_PROTO_UNSPEC, FI_RMA, "another", FI_TC_UNSPEC },
+		{ FI_PROTO_UNSPEC, FI_RMA, NULL, FI_TC_DSCP | 46 },
 	};
 	struct fid_fabric *fabric;
 	struct fid_domain *domain = opened(FI_EP_MSG, BASIC, FI_MSG | FI_RMA, &fabric);
@@ -462,10 +470,9 @@ static void check_opened_terms(void)
 		hints->ep_attr->protocol = cases[i].protocol;
 		if (cases[i].protocol == FI_PROTO_RDMA_CM_IB_XRC)
 			hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
-		if (cases[i].key) {
-			hints->domain_attr->auth_key = (uint8_t *)strdup(cases[i].key);
-			hints->domain_attr->auth_key_size = strlen(cases[i].key);
-		}
+		hints->domain_attr->tclass = cases[i].tclass;
+		if (cases[i].key)
+			set_key(hints, cases[i].key);
 		info = first_of(hints);
 		for (const struct fi_info *each = info; each; each = each->next)
 			IS(each->fabric_attr->fabric == fabric && !each->domain_attr->domain);
@@ -478,6 +485,82 @@ static void check_opened_terms(void)
 	}
 	MUST(fi_close(&domain->fid));
 	MUST(fi_close(&fabric->fid));
+}
+
+/* An endpoint of an entry without an authorization key has none, and so the entry names no domain with one. Hints may
+ * name that domain. */
+static void check_opened_key(void)
+{
+	struct fi_info *hints = hints_of(FI_EP_RDM), *none = hints_of(FI_EP_RDM), *info;
+	struct fid_domain *domain;
+	struct fid_fabric *fabric;
+
+	set_key(hints, "its own");
+	info = first_of(hints);
+	MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
+	MUST(fi_domain(fabric, info, &domain, NULL));
+	fi_freeinfo(info);
+	info = first_of(hints);
+	IS(info->domain_attr->domain == domain);
+	fi_freeinfo(info);
+	info = first_of(none);
+	for (const struct fi_info *each = info; each; each = each->next)
+		IS(each->fabric_attr->fabric == fabric && !each->domain_attr->domain);
+	fi_freeinfo(info);
+	none->domain_attr->domain = domain;
+	info = first_of(none);
+	IS(info->domain_attr->domain == domain);
+	fi_freeinfo(info);
+	none->domain_attr->domain = NULL;
+	MUST(fi_close(&domain->fid));
+	MUST(fi_close(&fabric->fid));
+	fi_freeinfo(none);
+	fi_freeinfo(hints);
+}
+
+/* The address vectors of a domain read addresses of its format. A domain that does not read those of an entry is not in
+ * it. */
+static void check_opened_format(void)
+{
+	static const struct {
+		uint32_t domain, entry, unspecified;
+		int reads;
+	} cases[] = {
+		{ FI_ADDR_STR, FI_SOCKADDR_IN, FI_ADDR_STR, 0 },
+		{ FI_SOCKADDR_IN, FI_ADDR_STR, FI_SOCKADDR_IN, 0 },
+		{ FI_SOCKADDR, FI_ADDR_STR, FI_SOCKADDR_IN, 0 },
+		{ FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN, 1 },
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct fi_info *hints = hints_of(FI_EP_RDM), *info;
+		struct fid_domain *domain;
+		struct fid_fabric *fabric;
+		int result;
+
+		hints->addr_format = cases[i].domain;
+		info = first_of(hints);
+		MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
+		MUST(fi_domain(fabric, info, &domain, NULL));
+		fi_freeinfo(info);
+		hints->addr_format = cases[i].entry;
+		info = first_of(hints);
+		IS(info->addr_format == cases[i].entry && info->fabric_attr->fabric == fabric);
+		IS(info->domain_attr->domain == (cases[i].reads ? domain : NULL));
+		fi_freeinfo(info);
+		hints->domain_attr->domain = domain;
+		info = NULL;
+		result = fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &info);
+		IS(result == (cases[i].reads ? 0 : -FI_ENODATA));
+		fi_freeinfo(info);
+		hints->addr_format = FI_FORMAT_UNSPEC;
+		info = first_of(hints);
+		IS(info->domain_attr->domain == domain && info->addr_format == cases[i].unspecified);
+		fi_freeinfo(info);
+		hints->domain_attr->domain = NULL;
+		MUST(fi_close(&domain->fid));
+		MUST(fi_close(&fabric->fid));
+		fi_freeinfo(hints);
+	}
 }
 
 /* fi_domain(3), domain: "On input to fi_getinfo, a user may set this to an opened domain instance to restrict output to
@@ -553,6 +636,8 @@ static void check_opened(void)
 	fi_freeinfo(hints);
 	check_opened_mode();
 	check_opened_terms();
+	check_opened_key();
+	check_opened_format();
 }
 
 int main(int argc, char **argv)
