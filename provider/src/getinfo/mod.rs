@@ -133,6 +133,10 @@ fn find(
 fn offers(devices: &[Arc<Device>], protocol: u32) -> Vec<Offer> {
     let mut offers = Vec::new();
     for device in devices {
+        if let Some(reason) = offer::unsupported(device.attr()) {
+            info!(FI_LOG_FABRIC, "{} is not offered: {reason}", device.name());
+            continue;
+        }
         for ep in ep_type::offered(protocol) {
             match Offer::of(device, ep) {
                 Ok(offer) => offers.push(offer),

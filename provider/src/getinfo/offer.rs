@@ -127,7 +127,11 @@ impl Offer {
     /// The device's errno, if the device is gone. `ENOSYS`: the device has no endpoints of this
     /// type, or no endpoints ([`unsupported`]).
     pub(crate) fn of(device: &Arc<Device>, ep: &'static EpType) -> Result<Self> {
-        let attr = device.attr();
+        Self::of_attr(device, device.attr(), ep)
+    }
+
+    /// [`Self::of`] a device with these attributes.
+    fn of_attr(device: &Arc<Device>, attr: &DeviceAttr, ep: &'static EpType) -> Result<Self> {
         if let Some(reason) = unsupported(attr) {
             let name = device.name();
             return Err(refused!(FI_LOG_FABRIC, ENOSYS, "{name}: {reason}"));
@@ -350,9 +354,13 @@ mod tests {
     fn iwarp_is_not_offered() {
         let device = weft::verbs::devices(&[softverbs::backend()], false).remove(0);
         let mut attr = device.attr().clone();
-        assert_eq!(unsupported(&attr), None);
-        attr.iwarp = true;
-        assert!(unsupported(&attr).is_some());
+        for ep in ep_type::offered(FI_PROTO_UNSPEC) {
+            attr.iwarp = true;
+            let offer = Offer::of_attr(&device, &attr, ep);
+            assert_eq!(offer.err(), Some(FiErrno::ENOSYS));
+        }
+        attr.iwarp = false;
+        assert!(Offer::of_attr(&device, &attr, &ep_type::MSG).is_ok());
     }
 
     /// The first active port names the fabric in `fi_getinfo`, and each active port is in its own
