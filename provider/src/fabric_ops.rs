@@ -58,10 +58,7 @@ pub(crate) unsafe extern "C" fn fabric(
         // SAFETY: not NULL, valid by the contract of fi_fabric(3); its size never changed.
         let (name, api_version) = unsafe { (str_of((*attr).name), (*attr).api_version) };
         let name = name.ok_or(FiErrno::EINVAL)?;
-        let devices = crate::getinfo::devices_of_fabric(name);
-        if devices.is_empty() {
-            return Err(FiErrno::ENODATA);
-        }
+        let devices = crate::getinfo::devices_of_fabric(name)?;
         let opened = opened::Fabric {
             name: name.to_owned(),
             version: api_version,

@@ -15,7 +15,7 @@ pub(crate) struct Fabric {
     pub(crate) name: String,
     /// The API version of the application.
     pub(crate) version: u32,
-    /// The devices that belonged to it when it was opened.
+    /// The devices whose fabric had this name in `fi_getinfo(3)` when it was opened.
     pub(crate) devices: Vec<String>,
 }
 

@@ -8,7 +8,7 @@ use weft::mr::Mode;
 
 use super::hints::Hints;
 use super::negotiate::Terms;
-use super::offer::{Offer, is_in_fabric};
+use super::offer::Offer;
 use crate::addr::Format;
 use crate::ffi::info::Info;
 use crate::ffi::log::info;
@@ -80,19 +80,21 @@ impl Instances {
         (domain.rdm && !any).then_some(domain.format)
     }
 
-    /// Whether a device belongs to them.
+    /// Whether a device belongs to them, by the port whose addresses and attributes the offer has,
+    /// now or when the fabric was opened.
     pub(crate) fn have(&self, offer: &Offer) -> bool {
         let is_fabric = |(handle, fabric): &(usize, Fabric)| {
             let domain = self.domain.as_ref();
-            is_in_fabric(&offer.device, fabric)
+            let mut devices = fabric.devices.iter();
+            (offer.fabric_name == fabric.name || devices.any(|name| name == offer.device.name()))
                 && domain.is_none_or(|(_, domain)| domain.fabric == *handle)
         };
         let is_domain = |(_, domain): &(usize, Domain)| domain.name == offer.device.name();
         self.fabric.as_ref().is_none_or(is_fabric) && self.domain.as_ref().is_none_or(is_domain)
     }
 
-    /// Gives an offer that belongs to them the name of the fabric: the device may have a port in
-    /// another one by now, or more than one port.
+    /// Gives an offer that belongs to them the name of the fabric: the port may have another prefix
+    /// by now, or another port may name the device's fabric.
     pub(crate) fn name_fabric_of(&self, offer: &mut Offer) {
         if let Some((_, fabric)) = &self.fabric {
             offer.fabric_name.clone_from(&fabric.name);

@@ -297,13 +297,20 @@ pub(crate) fn is_xrc(info: View<'_, fi_info>) -> bool {
         .is_some_and(|ep| ep.protocol == FI_PROTO_RDMA_CM_IB_XRC)
 }
 
-/// The names of the devices that have a port in the fabric of this name.
-pub(crate) fn devices_of_fabric(name: &str) -> Vec<String> {
-    let devices = devices::list(false);
-    let of_fabric = devices
+/// The names of the devices whose fabric has this name in the answers of `fi_getinfo`.
+///
+/// # Errors
+/// `ENODATA`: no device has a port in such a fabric.
+pub(crate) fn devices_of_fabric(name: &str) -> Result<Vec<String>> {
+    let mut devices = devices::list(false);
+    devices.retain(|device| offer::has_port_in(device, name));
+    if devices.is_empty() {
+        return Err(FiErrno::ENODATA);
+    }
+    let named = devices
         .iter()
-        .filter(|device| offer::has_port_in(device, name));
-    of_fabric.map(|device| device.name().to_owned()).collect()
+        .filter(|device| offer::is_named(device, name));
+    Ok(named.map(|device| device.name().to_owned()).collect())
 }
 
 /// The authorization keys that an info of an application of API `version` names: the domain's, and

@@ -157,7 +157,7 @@ impl Offer {
         let ep = &ep_type::MSG;
         let attr = device.attr();
         let ports = ports(device);
-        let port = match ports.iter().find(|port| port.active).or(ports.first()) {
+        let port = match naming_port(&ports) {
             Some(port) => port.clone(),
             None => device.port(1)?,
         };
@@ -281,10 +281,23 @@ pub(crate) fn has_port_in(device: &Device, name: &str) -> bool {
     is_name_of_any(&ports(device), host_only, name)
 }
 
-/// Whether a device belongs to an open fabric: it did when the fabric was opened, or it has a port
-/// there now. The name of an InfiniBand fabric contains the prefix that the subnet manager assigns,
-/// which may change; and `fi_getinfo` names a device's fabric by one of its ports, which may go
-/// down.
+/// Whether `fi_getinfo` names the fabric of the device so.
+pub(crate) fn is_named(device: &Device, fabric: &str) -> bool {
+    let host_only = std::ptr::eq(device.backend(), softverbs::backend());
+    let ports = ports(device);
+    naming_port(&ports).is_some_and(|port| fabric_name(port, host_only) == fabric)
+}
+
+/// The port by which `fi_getinfo` names the fabric of a device, and whose addresses and attributes
+/// it reports: the first active one.
+fn naming_port(ports: &[Port]) -> Option<&Port> {
+    ports.iter().find(|port| port.active).or(ports.first())
+}
+
+/// Whether domains of a device can be opened in an open fabric: `fi_getinfo` has named the device's
+/// fabric so when the fabric was opened, or the device has a port there now. The name of an
+/// InfiniBand fabric contains the prefix that the subnet manager assigns, which may change; and
+/// `fi_getinfo` names a device's fabric by one of its ports, which may go down.
 pub(crate) fn is_in_fabric(device: &Device, fabric: &opened::Fabric) -> bool {
     fabric.devices.iter().any(|name| name == device.name()) || has_port_in(device, &fabric.name)
 }
@@ -386,8 +399,10 @@ mod tests {
             let name = format!("IB-0xfe0000000000000{prefix}");
             assert_eq!(is_name_of_any(&ports, false, &name), is_in, "{name}");
         }
+        assert_eq!(naming_port(&ports).map(|port| port.number), Some(2));
         assert!(!is_name_of_any(&ports, false, "Ethernet"));
         let down = [port(1, false, 1), port(2, false, 2)];
+        assert_eq!(naming_port(&down).map(|port| port.number), Some(1));
         assert!(is_name_of_any(&down, false, "IB-0xfe00000000000001"));
         assert!(!is_name_of_any(&down, false, "IB-0xfe00000000000002"));
     }
