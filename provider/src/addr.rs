@@ -1,5 +1,5 @@
-//! Addresses as applications pass them: socket addresses, or strings of the form
-//! `fi_sockaddr_in://192.0.2.1:7471` and `fi_sockaddr_in6://[2001:db8::1]:7471` (fi_getinfo(3)).
+//! Addresses as applications pass them: socket addresses, or address strings
+//! ([`weft::av::text`]), for instance `fi_sockaddr_in://192.0.2.1:7471` (fi_getinfo(3)).
 
 use std::ffi::c_void;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};

@@ -1,6 +1,7 @@
-//! Address strings (`FI_ADDR_STR`): `fi_sockaddr_in://192.0.2.1:7471` and
-//! `fi_sockaddr_in6://[2001:db8::1]:7471`, and both with `fi_sockaddr` (`fi_getinfo(3)`); and the
-//! rule for short buffers of `fi_av_lookup` and `fi_av_straddr`.
+//! Address strings (`FI_ADDR_STR`, `fi_getinfo(3)`): `fi_sockaddr_in://192.0.2.1:7471` and
+//! `fi_sockaddr_in6://[2001:db8::1]:7471`, and the same with the format `fi_sockaddr`, whose
+//! address in brackets is IPv6. And the rule for short buffers of `fi_av_lookup` and
+//! `fi_av_straddr`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

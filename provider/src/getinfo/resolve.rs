@@ -313,12 +313,17 @@ mod tests {
     #[test]
     fn an_address_string_is_a_node() {
         let hints = Hints::default();
-        let node = c"fi_sockaddr_in://10.1.2.3:99";
-        let paths_found = paths(Some(node), None, 0, &hints).unwrap();
-        assert_eq!(paths_found[0].dst, Some("10.1.2.3:99".parse().unwrap()));
-        assert_eq!(
-            paths(Some(node), Some(c"1"), 0, &hints),
-            Err(FiErrno::EINVAL)
-        );
+        for (node, dst) in [
+            (c"fi_sockaddr_in://10.1.2.3:99", "10.1.2.3:99"),
+            (c"fi_sockaddr://10.1.2.3:99", "10.1.2.3:99"),
+            (c"fi_sockaddr://[2001:db8::1]:99", "[2001:db8::1]:99"),
+        ] {
+            let found = paths(Some(node), None, 0, &hints).unwrap();
+            assert_eq!(found[0].dst, Some(dst.parse().unwrap()), "{node:?}");
+            assert_eq!(
+                paths(Some(node), Some(c"1"), 0, &hints),
+                Err(FiErrno::EINVAL)
+            );
+        }
     }
 }
