@@ -105,7 +105,6 @@ sizes! {
     fi_ops_rma = 80;
     fi_ops_atomic = 112;
     fi_ops_cm = 80;
-    WithMainSlot<fi_ops_av> = 96;
     WithMainSlot<fi_ops_domain> = 104;
     WithMainSlot<fi_ops_ep> = 72;
 }
