@@ -137,12 +137,13 @@ impl<L: EngineLink> Peer for RevocationNotifier<L> {
         // polls, so that a failed request ends the connection
         self.link.poll();
         self.notify_again();
-        let up = self.link.owner().is_some_and(|owner| owner.is_up());
+        let owner = self.link.owner();
+        let may_ask = owner.as_ref().is_some_and(|owner| owner.is_up());
         let progress = self.link.engine_requests().take(EngineRequest::Settled);
         Look {
-            up,
+            up: owner.is_some_and(|owner| owner.peer_has_access()),
             answer: (progress == Progress::Done).then(|| self.block.peer_settled()),
-            asked: up && progress != Progress::UnderWay && self.ask(),
+            asked: may_ask && progress != Progress::UnderWay && self.ask(),
         }
     }
 

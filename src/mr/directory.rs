@@ -52,7 +52,7 @@ pub(crate) trait Peer: Send + Sync {
 /// Result of [`Peer::look`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    /// Whether the connection is up: this side has detected no end of it.
+    /// Whether requests of the peer may still be executed at this side.
     pub(crate) up: bool,
     /// The result of the last read of the peer's word [`Block::SETTLED`].
     pub(crate) answer: Option<u64>,

@@ -111,6 +111,8 @@ pub(crate) struct Shared {
     pub(crate) rx: biased_lock::Mutex<Option<RxSide>>,
     /// Of an endpoint on XRC. A leaf.
     pub(super) ends: Mutex<Ends>,
+    /// The target of an endpoint on XRC has failed: no request of the peer is executed any more.
+    pub(super) target_failed: AtomicBool,
     /// Replaces the limit for results of requests after the peer has disconnected.
     #[cfg(test)]
     pub(super) answer: std::sync::OnceLock<std::time::Duration>,
@@ -171,6 +173,7 @@ impl Shared {
             tx: biased_lock::Mutex::new(None),
             rx: biased_lock::Mutex::new(None),
             ends: Mutex::default(),
+            target_failed: AtomicBool::new(false),
             #[cfg(test)]
             answer: std::sync::OnceLock::new(),
         });

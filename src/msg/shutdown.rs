@@ -380,6 +380,13 @@ impl FailureListener for Shared {
     fn is_up(&self) -> bool {
         !matches!(self.conn.state.get(), State::Disconnected | State::Closed)
     }
+
+    /// On XRC the requests arrive through a target that other endpoints may hold: until the notice
+    /// of the end is sent, this function is asked, and then [`Kept`](super::leaving::Kept).
+    fn peer_has_access(&self) -> bool {
+        let arrives = || self.config.xrc && !self.target_failed.load(Ordering::Acquire);
+        self.is_up() || arrives()
+    }
 }
 
 impl AsyncListener for Shared {

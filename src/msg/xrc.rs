@@ -550,6 +550,8 @@ impl Shared {
 
     /// The peer's circuit has failed, or has ended.
     pub(super) fn target_failed(&self) {
+        // before the end is reported, behind which the application may close regions
+        self.target_failed.store(true, Ordering::Release);
         self.conn.qp_failed();
     }
 

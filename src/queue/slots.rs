@@ -260,6 +260,10 @@ pub(crate) trait FailureListener: Send + Sync {
     fn is_up(&self) -> bool {
         true
     }
+    /// Whether requests of the peer may still be executed at this side.
+    fn peer_has_access(&self) -> bool {
+        self.is_up()
+    }
     /// Ends the peer's access, if the queue pair of this side does not. The caller holds at most
     /// the lock of a directory.
     fn sever(&self) {}

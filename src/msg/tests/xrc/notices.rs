@@ -104,6 +104,45 @@ fn what_late_requests_access_is_kept_by_the_side_that_is_told() {
     transfer((&server, &pairs[1].1), &client, 2);
 }
 
+/// The application reads the end of a connection and closes a region before the driver has sent the
+/// notice of the end: the peer, which holds keys, may have requests under way.
+#[test]
+fn a_region_that_is_closed_before_the_peer_is_told_is_kept() {
+    let ([client, server], pairs) = two_pairs(&device());
+    let target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
+    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
+    let peer = &pairs[0].0.shared;
+    let holds_keys = || {
+        let control = pairs[0].1.shared.control.lock();
+        let block = control.block.as_ref().unwrap();
+        block.holds_keys() && !peer.slots.has_engine_requests()
+    };
+    // without this lock the peer returns its keys after a time
+    let keeps_keys = loop {
+        write(&pairs[0].0, &source, 1);
+        assert_eq!(client.completion().context, 1);
+        let keeps_keys = peer.tx.lock();
+        if holds_keys() {
+            break keeps_keys;
+        }
+    };
+    let own = server.domain.driver().unwrap();
+    let own_events = own.dispatcher().registry();
+    circuit(&pairs[0].1).fail();
+    while next_event(&server.eq) != Ok(Told::Shutdown(Token(20))) {}
+    std::thread::scope(|scope| {
+        let begin = Instant::now();
+        let closing = scope.spawn(|| target.region.close());
+        std::thread::sleep(Duration::from_millis(100));
+        // it waits at most 1 s
+        assert!(!closing.is_finished() || begin.elapsed() > Duration::from_millis(900));
+        drop((own_events, keeps_keys));
+        closing.join().unwrap().unwrap();
+    });
+    await_free_keys(&server);
+    await_notices(&server, |notices| notices == (0, 0));
+}
+
 /// A context that is closed waits for the peer that has ended a connection: its message must not
 /// find a queue that has ended.
 #[test]
