@@ -62,8 +62,14 @@ impl Shared {
     ) -> Result<biased_lock::MutexGuard<'a, Option<TxSide>>> {
         // `may_post` waits for locks that precede this one
         drop(tx);
-        self.may_post()?;
-        Ok(self.tx.lock())
+        loop {
+            self.may_post()?;
+            let tx = self.tx.lock();
+            // under the lock, as in `transmit_here`
+            if self.conn.state.can_post() {
+                return Ok(tx);
+            }
+        }
     }
 
     /// As [`Self::transmit`], inlined: the compiler specializes it in callers where kind, flags and

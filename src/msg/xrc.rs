@@ -779,7 +779,7 @@ impl CircuitUser for Shared {
     fn has_requests(&self) -> bool {
         let shares = |circuit: Arc<Circuit>| circuit.is_shared() && !circuit.has_failed();
         // The request by which a deferred operation fails is recorded before this flag is cleared.
-        let follow = self.slots.needs_progress();
+        let follow = self.slots.awaits_progress();
         (follow || self.slots.has_requests()) && self.own_circuit().is_some_and(shares)
     }
 
@@ -800,10 +800,9 @@ impl CircuitUser for Shared {
     fn tell_end(&self) {
         let mut control = self.control.lock();
         // `close` tells the end itself, and so does a connection that was not complete
-        if !self.conn.state.is(State::Disconnected) {
-            return;
+        if self.conn.state.is(State::Disconnected) {
+            self.notify_end(&mut control);
         }
-        self.notify_end(&mut control);
         drop(control);
         // no revocation can be sent any more
         self.slots.engine_requests.want(false);

@@ -513,6 +513,12 @@ impl EndpointSlots {
         self.waiting.load(Ordering::Relaxed)
     }
 
+    /// As [`Self::needs_progress`]. If it returns false, the caller sees the requests that were
+    /// recorded before [`Self::clear_needs_progress`].
+    pub(crate) fn awaits_progress(&self) -> bool {
+        self.waiting.load(Ordering::Acquire)
+    }
+
     /// Makes the polling thread resume this endpoint.
     pub(crate) fn set_needs_progress(&self) {
         self.waiting.store(true, Ordering::SeqCst);

@@ -3,6 +3,7 @@
 use super::keys::{TARGET, in_form};
 use super::transfer::no_completion;
 use super::*;
+use crate::conn::State;
 
 #[test]
 fn a_shutdown_returns_after_the_entries_are_written() {
@@ -33,4 +34,28 @@ fn a_shutdown_returns_after_the_entries_are_written() {
         no_completion(&client);
         assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     }
+}
+
+/// A post waits for the reply that another thread sends, and then for the lock of the transmit
+/// side, while the connection ends.
+#[test]
+fn nothing_is_posted_behind_an_end_that_a_post_has_waited_for() {
+    let (client, _server) = in_form(Mode::empty());
+    let buffer = Buffer::all(&client.domain, 64);
+    let shared = &client.ep.shared;
+    shared.conn.state.set(State::Accepting);
+    let control = shared.control.lock();
+    std::thread::scope(|scope| {
+        let post = scope.spawn(|| client.send(&buffer, 8, 1));
+        std::thread::sleep(Duration::from_millis(50));
+        let posting = shared.tx.lock();
+        shared.conn.state.set(State::Accepted);
+        drop(control);
+        std::thread::sleep(Duration::from_millis(50));
+        shared.conn.state.set(State::Disconnected);
+        drop(posting);
+        assert_eq!(post.join().unwrap(), Err(FiErrno::ESHUTDOWN));
+    });
+    assert_eq!(shared.slots.tx.outstanding(), 0);
+    shared.conn.state.set(State::Connected);
 }

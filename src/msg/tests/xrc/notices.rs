@@ -143,6 +143,23 @@ fn a_region_that_is_closed_before_the_peer_is_told_is_kept() {
     await_notices(&server, |notices| notices == (0, 0));
 }
 
+/// The end of a connection waits for a thread that posts, also if the application has closed the
+/// endpoint: what that thread posts is recorded before the notice of the peer is answered.
+#[test]
+fn the_end_of_a_closed_endpoint_waits_for_a_thread_that_posts() {
+    let (_hosts, pairs) = two_pairs(&device());
+    let shared = &pairs[0].0.shared;
+    let posting = shared.tx.lock();
+    shared.conn.state.set(State::Closed);
+    std::thread::scope(|scope| {
+        let end = scope.spawn(|| shared.tell_end());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!end.is_finished());
+        drop(posting);
+    });
+    shared.conn.state.set(State::Connected);
+}
+
 /// A context that is closed waits for the peer that has ended a connection: its message must not
 /// find a queue that has ended.
 #[test]
