@@ -131,9 +131,8 @@ impl Shared {
     /// this time if it is not. If it has other users, they stay posted and complete later, when the
     /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] without a
     /// completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is closed, because the buffers are
-    /// the application's. On XRC it waits for the engine's own requests too: the peer keeps what
-    /// they access while this endpoint answers for them. They alone do not end a circuit that
-    /// others use.
+    /// the application's. On XRC the same holds for the engine's own requests: the peer keeps what
+    /// they access while this endpoint answers for them, and they would break the circuit later.
     ///
     /// Before the queue pair of a closed endpoint on a shared receive context is destroyed, the
     /// device must have reported the last receive (InfiniBand specification, volume 1, 10.3.1): one
@@ -201,9 +200,10 @@ impl Shared {
             if Instant::now() >= deadline
                 && let Some(circuit) = self.own_circuit()
                 && !circuit.has_failed()
-                && (closed && !idle || !circuit.is_shared())
+                && (closed || !circuit.is_shared())
             {
-                // the peer has no receives, or does not answer
+                // The peer has no receives, or does not answer. Requests of the engine alone would
+                // break the circuit later, when the peer has released what they access.
                 circuit.fail();
                 deadline = Instant::now() + FLUSH_WAIT;
                 continue;

@@ -204,6 +204,33 @@ fn the_close_behind_a_failure_is_told() {
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
 }
 
+/// An idle endpoint is closed while its write that returns the keys waits behind a message of
+/// another endpoint: the other one is told the end of the circuit.
+#[test]
+fn a_circuit_that_ends_with_a_request_of_the_engine_is_reported() {
+    let ([client, server], pairs) = two_pairs(&device());
+    let _target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
+    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
+    let shared = &pairs[0].0.shared;
+    loop {
+        write(&pairs[0].0, &source, 1);
+        assert_eq!(client.completion().context, 1);
+        // no keys are returned with this lock held
+        let _posting = shared.tx.lock();
+        if shared.slots.holds_keys() && !shared.slots.has_engine_requests() {
+            send(&pairs[1].0, &source, 3);
+            break;
+        }
+    }
+    let begin = Instant::now();
+    while !shared.slots.has_engine_requests() {
+        assert!(begin.elapsed() < LIMIT, "the keys are not returned");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pairs[0].0.close();
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(11))));
+}
+
 /// A circuit breaks by a request of an endpoint whose connection has ended, or which is being
 /// closed: the others that use the circuit are told.
 #[test]
