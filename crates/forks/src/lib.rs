@@ -1,23 +1,65 @@
 //! Recognizes a forked child, whose memory is a copy of that of its parent: it has none of the
 //! other threads, and locks that these threads held at the fork are never released in it.
 //!
-//! Forks by `fork(3)` are counted (`pthread_atfork(3)`). `_Fork(3)` and a bare `clone(2)` are not;
-//! `vfork(2)` and `posix_spawn(3)` need nothing.
+//! Each process has a number in a page that the kernel zeroes in a child (`MADV_WIPEONFORK`, Linux
+//! 4.14): in a child of `fork(3)`, of `_Fork(3)`, or of a `clone(2)` that copies the memory, before
+//! any code of the child runs. A child that reads 0 takes the next number. If there is no such
+//! page, forks by `fork(3)` alone are counted (`pthread_atfork(3)`), and child handlers that were
+//! registered before run with the number of the parent. `vfork(2)` and `posix_spawn(3)` need
+//! nothing.
 
 #![allow(
     unsafe_code,
-    reason = "pthread_atfork, and objects that are shared without a lock"
+    reason = "a page that is wiped in forked children, pthread_atfork, and objects that are shared \
+              without a lock"
 )]
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// 0 until forks are counted, then 1 and the number of forks since.
+/// Without a wiped page: 0 until forks are counted, then 1 and the number of forks since.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// The number of the process: in a wiped page, which is never unmapped, or [`FORKS`].
+static NUMBER: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const FORKS).cast_mut());
+
+/// The last number of a process with a wiped page, or of one of its ancestors. Not less than the
+/// number in the page, at any time: a child takes a number that no process before it has.
+static LAST: AtomicU32 = AtomicU32::new(FIRST);
+
+/// The number of the process in which forks are counted first.
+const FIRST: u32 = 1;
+
 #[inline(always)]
-fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
+fn place() -> &'static AtomicU32 {
+    // SAFETY: `FORKS`, or an aligned word of a page that is never unmapped (`begin`).
+    unsafe { &*NUMBER.load(Ordering::Acquire) }
+}
+
+/// The number of the process; 0: forks are not counted yet.
+#[inline(always)]
+fn number() -> u32 {
+    match place().load(Ordering::Relaxed) {
+        0 => new_number(),
+        number => number,
+    }
+}
+
+/// As [`number`], in a child that has no number yet, or before forks are counted.
+#[cold]
+fn new_number() -> u32 {
+    let place = place();
+    if std::ptr::eq(place, &raw const FORKS) {
+        return place.load(Ordering::Relaxed);
+    }
+    // before the number is in the page, because another thread of the child may fork then
+    let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    let (set, read) = (Ordering::Release, Ordering::Relaxed);
+    match place.compare_exchange(0, new, set, read) {
+        Ok(_) => new,
+        // another thread of this process was faster
+        Err(other) => other,
+    }
 }
 
 /// A number, not 0, that differs in a process and its forked children, from the first call of
@@ -25,7 +67,7 @@ fn forks() -> u32 {
 #[inline(always)]
 pub fn generation() -> u32 {
     // 0 and 1 are one process: forks are counted from 1 on
-    forks().max(1)
+    number().max(FIRST)
 }
 
 /// The process that has created an object. A forked child, which inherits a copy of the object, is
@@ -55,19 +97,56 @@ extern "C" fn forked() {
 
 /// Makes forks be counted. `false`: no memory for that. Never waits.
 pub fn are_counted() -> bool {
-    forks() != 0 || begin()
+    number() != 0 || begin()
 }
 
-/// Threads that call it at the same time register more handlers than one, which does no harm. A
-/// lock could be held for ever in a child.
+/// Threads that call it at the same time map more pages, or register more handlers, than one, which
+/// does no harm. A lock could be held for ever in a child.
 #[cold]
 fn begin() -> bool {
+    let Some(page) = wiped_page() else {
+        return begin_with_handler();
+    };
+    let forks = (&raw const FORKS).cast_mut();
+    let (set, read) = (Ordering::Release, Ordering::Relaxed);
+    // An error is that another thread was faster: then this page, of which no reference exists, is
+    // left.
+    let _ = NUMBER.compare_exchange(forks, page, set, read);
+    true
+}
+
+/// A page that is zeroed in forked children, with the number [`FIRST`]. `None`: no memory, or a
+/// kernel without such pages.
+fn wiped_page() -> Option<*mut AtomicU32> {
+    // SAFETY: asks for a number.
+    let size = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), size, prot, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the mapping made above.
+    if unsafe { libc::madvise(page, size, libc::MADV_WIPEONFORK) } != 0 {
+        // SAFETY: as above; nothing refers to it.
+        unsafe { libc::munmap(page, size) };
+        return None;
+    }
+    let word = page.cast::<AtomicU32>();
+    // SAFETY: the start of the page is aligned, writable, and known to no other thread.
+    unsafe { word.write(AtomicU32::new(FIRST)) };
+    Some(word)
+}
+
+/// [`begin`] without a wiped page.
+fn begin_with_handler() -> bool {
     // SAFETY: the handler only changes an atomic. The C library removes it if this library is
     // unloaded.
     let counted = unsafe { libc::pthread_atfork(None, None, Some(forked)) == 0 };
     if counted {
         let (set, read) = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = FORKS.compare_exchange(0, 1, set, read);
+        let _ = FORKS.compare_exchange(0, FIRST, set, read);
     }
     counted
 }
@@ -88,8 +167,8 @@ pub struct PerProcess<T: Send + Sync + 'static> {
 /// The object of a forked child. Never freed: children of the child may refer to it.
 #[derive(Debug)]
 struct Owned<T> {
-    /// The number of forks in its process.
-    forks: u32,
+    /// The number of its process.
+    number: u32,
     object: T,
 }
 
@@ -111,27 +190,27 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
     /// As [`Self::get`]. `None`: no memory for the object of a forked child.
     #[inline]
     pub fn try_get(&'static self) -> Option<&'static T> {
-        match forks() {
+        match number() {
             0 => {
                 are_counted();
                 Some(&self.first)
             }
-            1 => Some(&self.first),
-            forks => self.of_child(forks),
+            FIRST => Some(&self.first),
+            number => self.of_child(number),
         }
     }
 
     #[cold]
-    fn of_child(&self, forks: u32) -> Option<&T> {
+    fn of_child(&self, number: u32) -> Option<&T> {
         let last = self.last.load(Ordering::Acquire);
         // SAFETY: NULL, or an object that is never freed.
         if let Some(last) = unsafe { last.as_ref() }
-            && last.forks == forks
+            && last.number == number
         {
             return Some(&last.object);
         }
         let new = allocate(Owned {
-            forks,
+            number,
             object: T::default(),
         })?;
         let (set, read) = (Ordering::AcqRel, Ordering::Acquire);
@@ -182,7 +261,11 @@ mod tests {
     /// Runs in a forked child, which must return true.
     fn in_child(run: impl FnOnce() -> bool) {
         // SAFETY: the child runs the closure, and ends with `_exit`.
-        let pid = unsafe { libc::fork() };
+        in_child_of(|| unsafe { libc::fork() }, run);
+    }
+
+    fn in_child_of(fork: impl FnOnce() -> libc::pid_t, run: impl FnOnce() -> bool) {
+        let pid = fork();
         if pid == 0 {
             let run = std::panic::AssertUnwindSafe(run);
             let good = std::panic::catch_unwind(run).unwrap_or(false);
@@ -222,6 +305,52 @@ mod tests {
             in_child(|| !of_child.is_this_process() && !own.is_this_process());
             of_child.is_this_process() && !own.is_this_process()
         });
+        assert!(own.is_this_process());
+    }
+
+    /// The owner that [`earlier`] must find to be another process.
+    static EARLIER: std::sync::OnceLock<Owner> = std::sync::OnceLock::new();
+
+    extern "C" fn earlier() {
+        if let Some(owner) = EARLIER.get() {
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(i32::from(owner.is_this_process())) };
+        }
+    }
+
+    /// In a process of its own, in which forks are not counted yet.
+    #[test]
+    fn a_child_is_recognized_before_any_handler_runs() {
+        const CHILD: &str = "WEFT_FORKS_TEST_EARLIER";
+        if std::env::var_os(CHILD).is_none() {
+            let name = "tests::a_child_is_recognized_before_any_handler_runs";
+            let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+            test.args(["--exact", name]).env(CHILD, "1");
+            assert!(test.status().unwrap().success());
+            return;
+        }
+        assert_eq!(number(), 0);
+        // SAFETY: the handler reads a static, and may end the child.
+        let registered = unsafe { libc::pthread_atfork(None, None, Some(earlier)) };
+        assert_eq!(registered, 0);
+        EARLIER.set(Owner::this_process()).unwrap();
+        in_child(|| false);
+    }
+
+    /// As of `_Fork(3)`: no handler runs.
+    #[test]
+    fn a_child_of_clone_is_recognized() {
+        let own = Owner::this_process();
+        let clone = || {
+            let none: libc::c_ulong = 0;
+            // SAFETY: a child with a copy of the memory, and no stack of its own, as of fork(2).
+            let pid = unsafe {
+                let flags = libc::c_long::from(libc::SIGCHLD);
+                libc::syscall(libc::SYS_clone, flags, none, none, none, none)
+            };
+            libc::pid_t::try_from(pid).unwrap()
+        };
+        in_child_of(clone, || !own.is_this_process());
         assert!(own.is_this_process());
     }
 
