@@ -206,10 +206,10 @@ pub trait Io {
     /// peer refuses the eviction, [`Self::up`] follows with the same link.
     fn down(&mut self, peer: PeerKey, link: LinkKey);
 
-    /// On circuits: with `true`, notices of revocations, which other threads post to each open link
-    /// of a peer, are not posted to this one any more: CLOSE follows, or a drain, and the peer may
-    /// end its side as soon as it has CLOSE. With `false`, or [`Self::up`], they are posted again.
-    fn hold_notices(&mut self, _link: LinkKey, _holds: bool) {}
+    /// On circuits: with `true`, notices of revocations, which other threads post, and returns of
+    /// keys are posted to this link no more: CLOSE follows, or a drain, and the peer may end its
+    /// side as soon as it has CLOSE. With `false`, or [`Self::up`], they are posted again.
+    fn hold_own_requests(&mut self, _link: LinkKey, _holds: bool) {}
 
     /// Posts a request that has no effect, a WRITE of 0 bytes, unless an earlier one is under way.
     /// If the peer does not acknowledge it, the link breaks ([`Core::broken`]). Returns whether

@@ -174,6 +174,7 @@ impl<I: Io> Core<I> {
             return false;
         };
         if !self.post_close(key, out, Close::Ask, io) {
+            self.release_own_requests(key, io);
             return false;
         }
         io.down(key, out);
@@ -193,7 +194,7 @@ impl<I: Io> Core<I> {
             return false;
         };
         io.down(key, out);
-        self.hold_notices(key, true, io);
+        self.hold_own_requests(key, true, io);
         self.read_clock(io);
         let until = self.now + DRAIN;
         if let Some(link) = self.links.get_mut(out) {
@@ -271,7 +272,7 @@ impl<I: Io> Core<I> {
                 link.closing = Closing::No;
             }
         }
-        self.hold_notices(key, false, io);
+        self.hold_own_requests(key, false, io);
         let Some((out, link)) = out.and_then(|out| Some((out, self.links.get_mut(out)?))) else {
             return;
         };
@@ -348,36 +349,40 @@ impl<I: Io> Core<I> {
     /// The terms of the peer for a link have arrived.
     pub(super) fn introduce(&mut self, key: PeerKey, link: LinkKey, terms: &Terms, io: &mut I) {
         if self.config.circuits && self.peers.get(key).is_some_and(|peer| peer.closing) {
-            io.hold_notices(link, true);
+            io.hold_own_requests(link, true);
         }
         io.introduced(link, terms);
     }
 
-    /// On circuits: notices of revocations are held back on the open links of a peer, or posted
-    /// again. CLOSE concerns all these links.
-    pub(super) fn hold_notices(&mut self, key: PeerKey, holds: bool, io: &mut I) {
+    /// On circuits: requests of this side that are no packets are held back on the open links of a
+    /// peer, or posted again. CLOSE concerns all these links.
+    pub(super) fn hold_own_requests(&mut self, key: PeerKey, holds: bool, io: &mut I) {
         let open = |link: &LinkKey| self.links.get(*link).is_some_and(|it| !it.is_ending());
         if self.config.circuits {
             let links = self.links_of(key).filter(open);
-            links.for_each(|link| io.hold_notices(link, holds));
+            links.for_each(|link| io.hold_own_requests(link, holds));
         }
     }
 
-    /// Posts CLOSE to a link, which may be another one than the out-link. `false`: no room.
+    /// The links of a peer stay open, unless they are being closed for another reason.
+    pub(super) fn release_own_requests(&mut self, key: PeerKey, io: &mut I) {
+        if self.peers.get(key).is_some_and(|peer| !peer.closing) {
+            self.hold_own_requests(key, false, io);
+        }
+    }
+
+    /// Posts CLOSE to a link, which may be another one than the out-link. `false`: no room. If the
+    /// links stay open then, [`Self::release_own_requests`] follows, except behind
+    /// [`Close::Refuse`].
     fn post_close(&mut self, key: PeerKey, link: LinkKey, close: Close, io: &mut I) -> bool {
         let Some(header) = self.header(key) else {
             return false;
         };
         let body = Body::Close(close);
-        let ends = close != Close::Refuse;
-        if ends {
-            self.hold_notices(key, true, io);
+        if close != Close::Refuse {
+            self.hold_own_requests(key, true, io);
         }
         let posted = io.control(link, &Packet { header, body });
-        let drains = self.peers.get(key).is_some_and(|peer| peer.closing);
-        if ends && !posted && !drains {
-            self.hold_notices(key, false, io);
-        }
         let peer = self.peers.get_mut(key);
         // what another link carries may be lost although the out-link stays
         if let Some(peer) = peer.filter(|peer| posted && peer.out == Some(link)) {
@@ -492,20 +497,23 @@ impl<I: Io> Core<I> {
                 self.reopen(key, io);
             }
             (Close::Ask, Closing::No) => {
-                if self.is_idle(key) && self.post_close(key, link, Close::Accept, io) {
-                    if let Some(out) = self.open_link(key) {
-                        io.down(key, out);
-                    }
-                    let all = [Some(link), out];
-                    let all: Vec<_> = all.into_iter().flatten().collect();
-                    self.begin_closing(key, &all, Closing::Accepted);
-                    if self.config.circuits {
-                        // CLOSE was the last packet of each side
-                        self.close_links(key, io);
-                    }
-                    return;
+                if !self.is_idle(key) {
+                    return self.refuse_on(key, link, io);
                 }
-                self.refuse_on(key, link, io);
+                if !self.post_close(key, link, Close::Accept, io) {
+                    self.release_own_requests(key, io);
+                    return self.refuse_on(key, link, io);
+                }
+                if let Some(out) = self.open_link(key) {
+                    io.down(key, out);
+                }
+                let all = [Some(link), out];
+                let all: Vec<_> = all.into_iter().flatten().collect();
+                self.begin_closing(key, &all, Closing::Accepted);
+                if self.config.circuits {
+                    // CLOSE was the last packet of each side
+                    self.close_links(key, io);
+                }
             }
             (Close::Demand, Closing::No) => {
                 let drains = self.is_linked(key) && self.begin_drain(key, Some(link), io);

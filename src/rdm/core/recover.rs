@@ -82,10 +82,8 @@ impl<I: Io> Core<I> {
             return;
         };
         let key = ended.peer;
-        if self.peers.get(key).is_some_and(|peer| !peer.closing) {
-            // an eviction that had begun on the link does not concern the other one any more
-            self.hold_notices(key, false, io);
-        }
+        // an eviction that had begun on the link does not concern the other one any more
+        self.release_own_requests(key, io);
     }
 
     /// As [`Self::end_link`]; the other link, if there is one, ends too, or is not being evicted.

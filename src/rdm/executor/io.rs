@@ -404,7 +404,7 @@ impl Io for Executor {
     }
 
     fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
-        self.hold_notices(link, false);
+        self.hold_own_requests(link, false);
         self.rma_up(peer, link, terms);
         if self.pulls.has_waiting(peer) {
             self.todo.push_back(Todo::Pull(peer));
@@ -418,7 +418,7 @@ impl Io for Executor {
         }
     }
 
-    fn hold_notices(&mut self, link: LinkKey, holds: bool) {
+    fn hold_own_requests(&mut self, link: LinkKey, holds: bool) {
         let Some(record) = self.links.get_open(link) else {
             return;
         };

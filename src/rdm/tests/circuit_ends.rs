@@ -116,10 +116,10 @@ fn the_directory_posts_nothing_behind_close() {
         let record = state.io.links.get_mut(link).unwrap();
         let block = record.block.as_ref().unwrap();
         let (notifier, poster) = (Arc::clone(block.notifier()), Arc::clone(&block.poster));
-        state.io.hold_notices(link, true);
+        state.io.hold_own_requests(link, true);
         notifier.notify_revocations();
         assert!(!notifier.look().asked && !poster.has_requests());
-        state.io.hold_notices(link, false);
+        state.io.hold_own_requests(link, false);
         assert!(poster.has_requests(), "the notice was posted");
         notifier
     });

@@ -62,8 +62,10 @@ struct Acts {
     closes: Vec<LinkKey>,
     /// Links whose peers shall get errors.
     silences: Vec<LinkKey>,
-    /// Links on which notices of revocations are held back.
+    /// Links on which requests of this side are held back.
     held: Vec<LinkKey>,
+    /// Links on which they are not, once for each call.
+    released: Vec<LinkKey>,
     /// Peers of messages that were not matched, or of entries that were not read.
     names: Vec<PeerKey>,
     /// The time, if calls of the application do not state it.
@@ -170,10 +172,11 @@ impl Io for Acts {
         self.downs.push(link);
     }
 
-    fn hold_notices(&mut self, link: LinkKey, holds: bool) {
+    fn hold_own_requests(&mut self, link: LinkKey, holds: bool) {
         self.held.retain(|held| *held != link);
-        if holds {
-            self.held.push(link);
+        match holds {
+            true => self.held.push(link),
+            false => self.released.push(link),
         }
     }
 

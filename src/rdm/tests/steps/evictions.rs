@@ -79,6 +79,17 @@ fn notices_are_held_back_on_both_links() {
     }
 }
 
+/// On circuits: the peer leaves, and there is no room for the answer. It accepts nothing more.
+#[test]
+fn nothing_is_released_for_a_peer_that_leaves() {
+    let (mut it, accepted, own) = Scene::on_circuits().dialled_by_both();
+    it.acts.crowded = vec![accepted, own];
+    it.acts.released.clear();
+    it.packet(accepted, 0, 99, Body::Close(Close::End));
+    assert_eq!(it.acts.ends.len(), 2);
+    assert_eq!(it.acts.released, []);
+}
+
 #[test]
 fn a_peer_asks_on_its_own_out_link() {
     let (mut it, accepted, own) = Scene::with_two_links();
