@@ -274,9 +274,12 @@ impl Connection {
             }
             CmEventKind::Disconnected => {
                 self.note_disconnect();
-                if matches!(self.state.get(), State::Accepted | State::Broken) {
-                    // Only a peer that has the reply disconnects: its confirmation is lost, or
-                    // discarded with its connection.
+                let replied = [State::Accepting, State::Accepted, State::Broken];
+                if replied.contains(&self.state.get()) {
+                    // Only a peer that has the reply disconnects. The event of its confirmation is
+                    // missing: the confirmation is lost, or the connection manager has discarded it
+                    // at the end of the connection. In `Accepting` the reply is sent, but the
+                    // thread that has sent it has not changed the state.
                     self.qp_failed();
                     self.connected(PrivateData::EMPTY);
                 } else if !self.end() {

@@ -320,30 +320,33 @@ fn the_end_of_a_connection_is_reported_behind_its_establishment() {
 }
 
 /// The confirmation of the reply is lost, and the peer, which has reported the connection,
-/// disconnects.
+/// disconnects: also before the thread that has sent the reply has changed the state.
 #[test]
 fn a_disconnect_in_place_of_a_confirmation_ends_a_connection() {
-    let results = Results::new();
-    let (listener, dialled) = dialling(&results, data(1));
-    let accepted = accepting(&results, results.request());
-    accepted.accept();
-    accepted.cm_event(CmEvent {
-        kind: CmEventKind::Disconnected,
-        object: 0,
-        new_id: None,
-        status: 0,
-        private_data: PrivateData::EMPTY,
-        peer_qp: None,
-    });
-    assert!(matches!(results.next(ACCEPTED), Outcome::Connected(_)));
-    assert!(matches!(results.next(ACCEPTED), Outcome::Ended(_)));
-    assert!(accepted.conn.state.is(State::Disconnected));
-    // the confirmation, which is late here, changes nothing
-    assert!(matches!(results.next(DIALLED), Outcome::Connected(_)));
-    nothing_follows(&results);
-    dialled.close(&results);
-    accepted.close(&results);
-    listener.close();
+    for state in [State::Accepted, State::Accepting] {
+        let results = Results::new();
+        let (listener, dialled) = dialling(&results, data(1));
+        let accepted = accepting(&results, results.request());
+        accepted.accept();
+        accepted.conn.state.set(state);
+        accepted.cm_event(CmEvent {
+            kind: CmEventKind::Disconnected,
+            object: 0,
+            new_id: None,
+            status: 0,
+            private_data: PrivateData::EMPTY,
+            peer_qp: None,
+        });
+        assert!(matches!(results.next(ACCEPTED), Outcome::Connected(_)));
+        assert!(matches!(results.next(ACCEPTED), Outcome::Ended(_)));
+        assert!(accepted.conn.state.is(State::Disconnected));
+        // the confirmation, which is late here, changes nothing
+        assert!(matches!(results.next(DIALLED), Outcome::Connected(_)));
+        nothing_follows(&results);
+        dialled.close(&results);
+        accepted.close(&results);
+        listener.close();
+    }
 }
 
 #[test]
