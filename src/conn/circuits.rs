@@ -193,6 +193,9 @@ pub(crate) struct Circuits {
     /// Notified when a notice has ended.
     ended: Condvar,
     counts: Counts,
+    /// Replaces [`NOTICE`].
+    #[cfg(test)]
+    notice_limit: std::sync::OnceLock<Duration>,
 }
 
 /// What a domain has made, for tests.
@@ -216,6 +219,8 @@ impl Circuits {
             listening: Mutex::new(()),
             ended: Condvar::new(),
             counts: Counts::default(),
+            #[cfg(test)]
+            notice_limit: std::sync::OnceLock::new(),
         });
         let driven: Weak<Self> = Weak::clone(&circuits.this);
         circuits.driver.add(driven, &circuits.turn, None);
@@ -228,6 +233,14 @@ impl Circuits {
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    fn notice_limit(&self) -> Duration {
+        #[cfg(test)]
+        if let Some(limit) = self.notice_limit.get() {
+            return *limit;
+        }
+        NOTICE
     }
 
     /// A circuit of this side is up.
@@ -521,7 +534,7 @@ impl Circuits {
             drop(state);
             return notice.release();
         }
-        let due = Instant::now() + NOTICE;
+        let due = Instant::now() + self.notice_limit();
         state.notices.push((Arc::clone(&notice), due));
         state.steps.push_back(Step::Notify(notice));
         drop(state);
@@ -586,6 +599,12 @@ impl Circuits {
         for at in &mut self.state.lock().listeners {
             at.port = port;
         }
+    }
+
+    /// Sets the limit of notices, once.
+    #[cfg(test)]
+    pub(crate) fn set_notice_limit(&self, limit: Duration) {
+        self.notice_limit.set(limit).expect("not set yet");
     }
 
     /// [`Self::place`], as if the dial had not ended meanwhile.
@@ -661,7 +680,7 @@ impl Circuits {
                 id,
                 end,
                 user: Arc::downgrade(&user),
-                due: Instant::now() + NOTICE,
+                due: Instant::now() + self.notice_limit(),
             });
             drop(state);
             self.driver.wake(&self.turn);
@@ -742,7 +761,7 @@ impl Circuits {
     /// Waits until all notices are answered, at most 1 s. Not inside an event, and not in the
     /// driver's thread.
     pub(crate) fn await_notices(&self) {
-        let deadline = Instant::now() + NOTICE;
+        let deadline = Instant::now() + self.notice_limit();
         let mut state = self.state.lock();
         while !state.notices.is_empty() && self.driver.is_of_this_process() {
             if self.ended.wait_until(&mut state, deadline).timed_out() {
@@ -909,7 +928,7 @@ impl Circuits {
         if std::mem::replace(&mut state.closed, true) {
             return;
         }
-        let deadline = Instant::now() + NOTICE;
+        let deadline = Instant::now() + self.notice_limit();
         while !state.notices.is_empty() {
             if self.ended.wait_until(&mut state, deadline).timed_out() {
                 break;

@@ -2,6 +2,7 @@
 //! data does not have the format of connected endpoints.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -305,8 +306,15 @@ fn the_end_of_a_connection_is_reported_behind_its_establishment() {
     let link = Link::new(&results, DIALLED, Side::default(), data(1));
     link.conn.state.set(State::Connecting);
     let reports = link.conn.closed.lock();
+    let begins = AtomicBool::new(false);
     let early = std::thread::scope(|scope| {
-        scope.spawn(|| link.conn.connected(PrivateData::EMPTY));
+        scope.spawn(|| {
+            begins.store(true, Ordering::Release);
+            link.conn.connected(PrivateData::EMPTY)
+        });
+        while !begins.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
         std::thread::sleep(Duration::from_millis(50));
         let early = link.conn.state.is(State::Connected);
         drop(reports);
