@@ -64,7 +64,7 @@ pub(crate) trait CircuitUser: Send + Sync {
     fn has_requests(&self) -> bool;
 
     /// Processes completions of the endpoint's requests: the application may not poll. The caller
-    /// holds no lock.
+    /// holds no lock but that of the driver.
     fn progress_requests(&self);
 
     /// Changes when a request of the endpoint completes. Acquires no lock.
@@ -72,7 +72,7 @@ pub(crate) trait CircuitUser: Send + Sync {
 
     /// Tells the peer that the connection has ended, because the circuit has failed or the peer has
     /// told its own end. From then on the endpoint posts nothing. The driver; the caller holds no
-    /// lock.
+    /// other lock but the driver's.
     fn tell_end(&self);
 
     /// The circuit on which the endpoint is connected has failed. Called once, with any lock held

@@ -211,7 +211,8 @@ impl Shared {
             if Instant::now() >= deadline {
                 info_log!(
                     EpCtrl,
-                    "requests not flushed within {FLUSH_WAIT:?}: last receive {ended}, {:?}",
+                    "requests not flushed within {:?}: last receive {ended}, {:?}",
+                    begin.elapsed(),
                     self.slots
                 );
                 if self.removed.load(Ordering::Relaxed) && !self.config.xrc {

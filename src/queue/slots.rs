@@ -448,6 +448,7 @@ impl std::fmt::Debug for EndpointSlots {
         f.debug_struct("EndpointSlots")
             .field("tx", &self.tx.outstanding())
             .field("rx", &self.rx.outstanding())
+            .field("engine", &self.has_engine_requests())
             .finish()
     }
 }

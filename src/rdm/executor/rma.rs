@@ -341,7 +341,7 @@ impl Executor {
                 continue;
             };
             if record.is_ending() {
-                // nothing of them was posted; `end_rma` takes them back for the next link
+                // their rest is not posted; `end_rma` takes them back for the next link
                 self.rma.deferring.push(link);
                 continue;
             }
