@@ -626,7 +626,7 @@ impl Links {
         ring: Option<LinkRing>,
         block: &mut Option<LinkBlock>,
     ) -> bool {
-        let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
+        let Some(link) = self.get_open(key) else {
             return false;
         };
         (link.qp, link.ring) = (Some(Arc::clone(qp)), ring);
