@@ -6,58 +6,63 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use super::{Gate, list};
-use crate::errno::{FiErrno, Result};
+use crate::errno::Result;
 use crate::log::warn_log;
 
 /// Forks of this process that have begun, and those that have ended.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static ENDED: AtomicU64 = AtomicU64::new(0);
-/// Maximum number of calls of a function that forks overlap, each of less than 1 ms.
-const TRIES: u32 = 1000;
+/// Maximum number of calls of a function that are repeated because forks overlap them.
+const TRIES: u32 = 5;
+/// The pause after each of these calls.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The descriptors that a forked child must not share: each element has the number of one in the
 /// lower half, and the number of its replacement in the upper half; 0: unused. There are two while
-/// one monitor ends and the next one starts.
+/// one monitor ends and the next one starts, and more while several end.
 static UNSHARED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 /// A descriptor that a forked child replaces, so that a reference to the file in this process is
 /// the last one. Both descriptors stay open until this object is dropped. A child of a fork between
-/// the opening of the descriptor and [`Self::new`] shares it: see [`apart_from_forks`].
+/// the opening of the descriptor and [`Self::new`] shares it: see [`apart_from_forks`]. `None`: the
+/// list was full, so forked children share the descriptor.
 #[derive(Debug)]
-pub(super) struct Unshared(u64);
+pub(super) struct Unshared(Option<u64>);
 
 impl Unshared {
-    /// # Errors
-    /// `ENFILE`: the list is full.
-    pub(super) fn new(fd: &OwnedFd, replacement: &OwnedFd) -> Result<Self> {
+    pub(super) fn new(fd: &OwnedFd, replacement: &OwnedFd) -> Self {
         let half = |fd: &OwnedFd| u64::from(fd.as_raw_fd().cast_unsigned());
         let pair = half(replacement) << 32 | half(fd);
         let free = UNSHARED.iter().find(|place| {
             let (order, or_else) = (Ordering::SeqCst, Ordering::Relaxed);
             place.compare_exchange(0, pair, order, or_else).is_ok()
         });
-        free.map(|_| Self(pair)).ok_or(FiErrno::ENFILE)
+        Self(free.map(|_| pair))
     }
 }
 
 impl Drop for Unshared {
     /// In a forked child the list is empty.
     fn drop(&mut self) {
+        let Some(pair) = self.0 else { return };
         for place in &UNSHARED {
             let (order, or_else) = (Ordering::SeqCst, Ordering::Relaxed);
-            if place.compare_exchange(self.0, 0, order, or_else).is_ok() {
+            if place.compare_exchange(pair, 0, order, or_else).is_ok() {
                 return;
             }
         }
     }
 }
 
-/// Calls a function until no fork overlaps the call.
+/// Calls a function until no fork overlaps the call. A fork may wait for a lock of the caller, in a
+/// handler of the application: so the last call, after at most 5 ms of pauses, counts in any case.
 ///
 /// # Errors
-/// Those of the function. `EAGAIN`: forks have overlapped all calls.
+/// Those of the function.
 pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..TRIES {
         // All forks that have begun when the call ends had ended before the call. Forks that begin
@@ -67,8 +72,10 @@ pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result
         if BEGUN.load(Ordering::SeqCst) == ended {
             return Ok(made);
         }
+        drop(made);
+        thread::sleep(PAUSE);
     }
-    Err(FiErrno::EAGAIN)
+    make()
 }
 
 /// Installs the fork handlers, once for the process.

@@ -144,7 +144,7 @@ impl Userfault {
     /// # Errors
     /// `EPERM`, `ENOSYS`, `EINVAL`: the kernel refuses userfaultfd, or this process is a forked
     /// child. `EACCES`, `ENOENT`: `/proc` is not accessible. `EMFILE`, `ENFILE`: no descriptor is
-    /// free. `EAGAIN`: no thread could be started, or other threads fork all the time.
+    /// free. `EAGAIN`: no thread could be started.
     pub(crate) fn get() -> Result<Arc<Self>> {
         if Gate::get().is_none_or(Gate::is_forked) {
             return Err(FiErrno::ENOSYS);
@@ -165,7 +165,7 @@ impl Userfault {
     }
 
     /// A monitor without a thread, and the reader of its events. No forked child shares its
-    /// descriptor.
+    /// descriptor, except where forks overlap each attempt ([`fork::apart_from_forks`]).
     fn prepare() -> Result<(Self, Reader)> {
         fork::notice();
         fork::apart_from_forks(Self::open)
@@ -193,7 +193,7 @@ impl Userfault {
         // SAFETY: `sysconf` has no preconditions.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let this = Self {
-            _unshared: fork::Unshared::new(&fd, &stop)?,
+            _unshared: fork::Unshared::new(&fd, &stop),
             fd: Arc::clone(&fd),
             gate,
             stop: Arc::clone(&stop),
@@ -238,7 +238,8 @@ impl Userfault {
     /// Stops watching all memory that no other thread moves meanwhile. The kernel stops watching
     /// the rest when the last reference to the descriptor's file ends: that of this process,
     /// because forked children have replaced theirs ([`fork::Unshared`]). But a child of a bare
-    /// `clone(2)` has one, and an unmapping thread would wait for a reader without end.
+    /// `clone(2)` has one, and in rare cases a forked child, and an unmapping thread would wait for
+    /// a reader without end.
     ///
     /// Older kernels let a descriptor unregister a range of another one, for example of another
     /// library's; so each mapping is registered first, which fails if another descriptor watches

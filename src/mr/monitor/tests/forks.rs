@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -110,21 +111,30 @@ pub(super) fn unshared() {
     }
     assert_eq!(unmapped, Ok(()));
     other.join().unwrap();
-    // a descriptor that was opened during a fork is opened again
-    let mut calls = 0;
-    let made = fork::apart_from_forks(|| {
-        calls += 1;
-        if calls == 1 {
-            let child = sleeper(false);
-            // SAFETY: the child of this test.
-            unsafe {
-                libc::kill(child, libc::SIGKILL);
-                libc::waitpid(child, std::ptr::null_mut(), 0);
+    // a descriptor that was opened during a fork is opened again, and used if each was
+    for (forks, used) in [(1, 2), (u32::MAX, 6)] {
+        let mut calls = 0;
+        let made = fork::apart_from_forks(|| {
+            calls += 1;
+            if calls <= forks {
+                let child = sleeper(false);
+                // SAFETY: the child of this test.
+                unsafe {
+                    libc::kill(child, libc::SIGKILL);
+                    libc::waitpid(child, std::ptr::null_mut(), 0);
+                }
             }
-        }
-        Ok(calls)
-    });
-    assert_eq!(made, Ok(2));
+            Ok(calls)
+        });
+        assert_eq!(made, Ok(used));
+    }
+    // a full list does not prevent a monitor
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let (fd, replacement) = (null(), null());
+    let full = [(); 4].map(|()| fork::Unshared::new(&fd, &replacement));
+    let (monitor, reader) = userfault::without_thread();
+    reader.end();
+    drop((monitor, full));
 }
 
 /// The last cache is closed while a child has the monitor's descriptor and the process has
