@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::elsewhere::Visited;
 use super::{
     AccessibleRegions, CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped,
-    Mode, Monitor, Paging, SourceCache, Workers, implicit_region,
+    Mode, Monitor, Paging, SourceCache, Workers, implicit_region, monitor,
 };
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
@@ -83,6 +83,7 @@ pub struct Scope<'a> {
 impl MrDomain {
     /// The regions of a domain with this protection domain.
     pub(crate) fn new(pd: Arc<Pd>, config: MrConfig) -> Arc<Self> {
+        monitor::count_forks();
         let mode = config.form.mode;
         // found by trying, and only where it matters
         let on_demand = !mode.contains(Mode::ALLOCATED)

@@ -78,13 +78,33 @@ pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result
     make()
 }
 
-/// Installs the fork handlers, once for the process.
-pub(crate) fn notice() {
+/// Installs the handlers that count forks, and that replace the descriptors of [`Unshared`] in
+/// forked children, once for the process. Called when a domain is opened: the C library (glibc from
+/// 2.36 on) does not call handlers that are registered during a fork for this fork, so they are
+/// registered long before the first monitor is opened.
+pub(crate) fn count_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: functions of this library; the C library removes them when the library is
         // unloaded.
-        let ret = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+        let ret = unsafe { libc::pthread_atfork(Some(begun), Some(ended), Some(child)) };
+        if ret != 0 {
+            warn_log!(
+                Mr,
+                "pthread_atfork: error {ret}: forked children share the userfaultfd"
+            );
+        }
+    });
+}
+
+/// Installs the handlers that invalidate cached registrations, once for the process.
+pub(crate) fn notice() {
+    count_forks();
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: functions of this library; the C library removes them when the library is
+        // unloaded.
+        let ret = unsafe { libc::pthread_atfork(Some(before), Some(parent), None) };
         if ret != 0 {
             warn_log!(
                 Mr,
@@ -100,8 +120,16 @@ fn own_gate() -> Option<Gate> {
     Gate::get().filter(|gate| !gate.is_forked())
 }
 
-unsafe extern "C" fn before() {
+unsafe extern "C" fn begun() {
     BEGUN.fetch_add(1, Ordering::SeqCst);
+}
+
+unsafe extern "C" fn ended() {
+    // also after a fork that has failed
+    ENDED.fetch_add(1, Ordering::SeqCst);
+}
+
+unsafe extern "C" fn before() {
     if let Some(gate) = own_gate() {
         gate.close();
     }
@@ -110,8 +138,6 @@ unsafe extern "C" fn before() {
 /// Invalidates all registrations: a kernel before 5.12 gives the parent new pages at its next
 /// write, and the device has the old ones.
 unsafe extern "C" fn parent() {
-    // also after a fork that has failed
-    ENDED.fetch_add(1, Ordering::SeqCst);
     if let Some(gate) = own_gate() {
         list::kill(0, u64::MAX);
         gate.open();

@@ -13,6 +13,7 @@ pub(crate) mod tests;
 
 pub(crate) use foreign::Foreign;
 pub use foreign::{Monitor, memory_changed};
+pub(crate) use fork::count_forks;
 pub(crate) use gate::Gate;
 pub(crate) use list::Listed;
 pub(crate) use userfault::{Watching, refused};
