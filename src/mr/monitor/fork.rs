@@ -132,6 +132,12 @@ unsafe extern "C" fn ended() {
 unsafe extern "C" fn before() {
     if let Some(gate) = own_gate() {
         gate.close();
+        return;
+    }
+    // A child of `_Fork(3)` or of a bare `clone(2)` has its parent's list, because no handler was
+    // called there. The child may have opened other files under the same numbers.
+    for place in &UNSHARED {
+        place.store(0, Ordering::SeqCst);
     }
 }
 
@@ -153,7 +159,8 @@ unsafe extern "C" fn child() {
         if pair != 0 {
             let (fd, replacement) = (pair as u32, (pair >> 32) as u32);
             // SAFETY: by the owner of the `Unshared`, both were open at the fork and are of this
-            // library.
+            // library: the list is that of the process that has forked, which `before` empties
+            // where the list was copied from another process.
             unsafe {
                 let (fd, replacement) = (fd.cast_signed(), replacement.cast_signed());
                 libc::dup3(replacement, fd, libc::O_CLOEXEC);

@@ -133,6 +133,7 @@ fn in_a_process() {
         Ok("forks") => forks::child(),
         Ok("no descriptor") => forks::without_descriptor(),
         Ok("unshared") => forks::unshared(),
+        Ok("renumbered") => forks::renumbered(),
         Ok("gate") => gate::closed(),
         Ok("window") => window::window(),
         Ok("refused") => {
@@ -180,6 +181,11 @@ fn memory_can_be_unmapped_after_an_end_without_a_free_descriptor() {
 #[test]
 fn a_child_does_not_share_the_monitor() {
     run("unshared", None);
+}
+
+#[test]
+fn a_grandchild_keeps_the_files_of_a_bare_child() {
+    run("renumbered", None);
 }
 
 #[test]

@@ -521,6 +521,14 @@ pub(super) fn without_thread() -> (Userfault, Reader) {
 }
 
 #[cfg(test)]
+impl Userfault {
+    /// The number of the descriptor.
+    pub(super) fn number(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
 impl Reader {
     pub(super) fn end(self) {
         drop(self);

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -57,15 +57,21 @@ pub(super) fn child() {
     }
 }
 
+/// As `fork(2)`, without the handlers of `pthread_atfork(3)`.
+///
+/// # Safety
+/// As `_Fork(3)`.
+unsafe fn bare_fork() -> libc::pid_t {
+    // SAFETY: the caller's promise; no memory is passed.
+    unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t }
+}
+
 /// A child that only sleeps, until it is killed. `bare`: it is made without the handlers of
 /// `pthread_atfork(3)`, so it shares the monitor's descriptor.
 fn sleeper(bare: bool) -> libc::pid_t {
     // SAFETY: the child makes only system calls.
     unsafe {
-        let child = match bare {
-            true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t,
-            false => libc::fork(),
-        };
+        let child = if bare { bare_fork() } else { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
             libc::alarm(60);
@@ -135,6 +141,39 @@ pub(super) fn unshared() {
     let (monitor, reader) = userfault::without_thread();
     reader.end();
     drop((monitor, full));
+}
+
+/// A child that was made without the handlers of `pthread_atfork(3)` opens a file of its own under
+/// the number of the parent's descriptor. Its forked child has this file there.
+pub(super) fn renumbered() {
+    let (monitor, reader) = userfault::without_thread();
+    let number = monitor.number();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let mut status = -1;
+    // SAFETY: the children make only system calls, and end; the parent's other thread, which waits
+    // for this one, holds no lock that `fork(3)` acquires.
+    unsafe {
+        let child = bare_fork();
+        assert!(child >= 0);
+        if child == 0 {
+            libc::alarm(60);
+            if libc::dup2(null.as_raw_fd(), number) == number {
+                let grandchild = libc::fork();
+                if grandchild == 0 {
+                    let mut stat = std::mem::zeroed::<libc::stat>();
+                    let got = libc::fstat(number, &raw mut stat);
+                    let is_null = got == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFCHR;
+                    libc::_exit(i32::from(!is_null));
+                }
+                libc::waitpid(grandchild, &raw mut status, 0);
+            }
+            libc::_exit(i32::from(status != 0));
+        }
+        libc::waitpid(child, &raw mut status, 0);
+    }
+    assert_eq!(status, 0);
+    reader.end();
+    drop(monitor);
 }
 
 /// The last cache is closed while a child has the monitor's descriptor and the process has
