@@ -287,9 +287,16 @@ fn permission(space: Space, host: &str, port: u16) -> String {
     format!("{}shared/{host}/{port}", space.prefix())
 }
 
-/// Sockets that permit other ids to bind `address` too, which the caller owns. They listen, so that
-/// another process finds the user of the name by a connection ([`is_granted`]). No connection is
-/// accepted: each permission can be looked at `net.core.somaxconn` times.
+/// Permits other ids to bind an address with this name ([`permit_others`]), which this one owns.
+pub(super) struct Permission {
+    pub(super) name: String,
+    _sock: Sock,
+}
+
+/// Permits other ids to bind `address` too, as far as the caller owns its names. The sockets
+/// listen, so that another process finds the user of the permission by a connection
+/// ([`is_granted`]). No connection is accepted: each permission can be looked at
+/// `net.core.somaxconn` times.
 ///
 /// # Errors
 /// `EMFILE` and others: no socket.
@@ -297,23 +304,30 @@ pub(super) fn permit_others(
     space: Space,
     address: &SocketAddr,
     only_own_family: bool,
-) -> Res<Vec<Sock>> {
-    let permit = |host: &String| {
-        let (sock, name) = (Sock::new()?, permission(space, host, address.port()));
+    owns: impl Fn(&str) -> bool,
+) -> Res<Vec<Permission>> {
+    let port = address.port();
+    let mut permissions = Vec::new();
+    for host in hosts(address, only_own_family) {
+        let name = name(space, &host, port);
+        if !owns(&name) {
+            continue;
+        }
+        let sock = Sock::new()?;
         for pause in PAUSES {
             thread::sleep(Duration::from_millis(pause));
-            match sock.bind(&name) {
+            match sock.bind(&permission(space, &host, port)) {
                 Ok(()) => {
                     sock.listen(i32::MAX)?;
+                    permissions.push(Permission { name, _sock: sock });
                     break;
                 }
                 Err(Errno(libc::EADDRINUSE)) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(sock)
-    };
-    hosts(address, only_own_family).iter().map(permit).collect()
+    }
+    Ok(permissions)
 }
 
 /// Whether a process of this user has the permission of this name.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use libc::{c_int, c_void, sockaddr};
 use rdma_core_sys::*;
 
-use super::address;
+use super::address::{self, Permission};
 use super::device;
 use super::event::Kind;
 use super::guard::{lock, pointer, status, void};
@@ -28,24 +28,29 @@ const INVALID: Errno = Errno(libc::EINVAL);
 /// Maximum backlog, used for 0 and less too: the default of `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: i32 = 1024;
 
-/// The sockets that permit others to bind an address of which the id owns `names`.
-fn permissions(state: &State, source: &SocketAddr, names: &[Sock]) -> Res<Vec<Sock>> {
+/// Permissions for others to bind an address, as far as the id `owns` its names.
+fn permissions(
+    state: &State,
+    source: &SocketAddr,
+    owns: impl Fn(&str) -> bool,
+) -> Res<Vec<Permission>> {
     let options = state.options;
-    if !options.reuse_address || names.is_empty() {
+    if !options.reuse_address {
         return Ok(Vec::new());
     }
-    let mut all = address::permit_others(state.space, source, options.only_own_family)?;
-    // The connection of the id has, or had, the first name.
-    let surplus = all.len().saturating_sub(names.len());
-    all.drain(..surplus);
-    Ok(all)
+    address::permit_others(state.space, source, options.only_own_family, owns)
+}
+
+/// Whether one of the sockets has the name.
+fn have(names: &[Sock], name: &str) -> bool {
+    names.iter().any(|sock| sock.has_name(name))
 }
 
 /// Makes the permissions of a bound id fit its options.
 fn renew_permissions(state: &mut State) -> Res<()> {
     state.permissions.clear();
     if let Some(named) = state.named {
-        state.permissions = permissions(state, &named, &state.names)?;
+        state.permissions = permissions(state, &named, |name| state.owns(name))?;
     }
     Ok(())
 }
@@ -68,7 +73,7 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
             owned => (*wanted, owned?),
         }
     };
-    let permissions = permissions(state, &source, &names)?;
+    let permissions = permissions(state, &source, |name| have(&names, name))?;
     if !address::is_any(&source) {
         state.bind_device(id)?;
     }
@@ -121,7 +126,8 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
         Ok(mut source) => {
             if source.port() == 0 {
                 let (owned, names) = address::own_any_port(state.space, &source, true)?;
-                state.permissions = permissions(&state, &owned, &names)?;
+                let owns = |name: &str| have(&names, name);
+                state.permissions = permissions(&state, &owned, owns)?;
                 (source, state.names) = (owned, names);
                 state.named = Some(owned);
             }
@@ -310,7 +316,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                     state.options.only_own_family = true;
                     // The first name is that of the address itself.
                     state.names.truncate(1);
-                    state.permissions.truncate(1);
+                    state.end_permissions();
                 }
                 (false, Phase::Bound) => {
                     // An id that shares the address owns no name until it listens.

@@ -46,6 +46,11 @@ impl Link {
         self.sock.fd()
     }
 
+    /// Whether the socket has this name, as [`Sock::has_name`].
+    pub(super) fn has_name(&self, name: &str) -> bool {
+        self.sock.has_name(name)
+    }
+
     /// The process of the peer, by the kernel's record.
     pub(super) fn peer_pid(&self) -> Option<u32> {
         self.sock.peer_pid().ok()

@@ -65,7 +65,13 @@ pub(super) fn call(state: &mut State, id: &Shared, names: &[String]) -> Res<Call
         match attempt {
             Ok(Attempt::Answered) => return Ok(Called::Answered(sock)),
             // The socket cannot be connected a second time.
-            Ok(Attempt::Stranger) => state.names.insert(0, sock.renewed()?),
+            Ok(Attempt::Stranger) => {
+                let renewed = sock.renewed();
+                let renewed = renewed.map(|sock| state.names.insert(0, sock));
+                // It may have lost its name.
+                state.end_permissions();
+                renewed?;
+            }
             _ => state.names.insert(0, sock),
         }
         // The user of a full queue is not known, so the other name is tried too.

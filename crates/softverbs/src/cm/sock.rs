@@ -90,6 +90,15 @@ impl Sock {
         named.then_some((address, len))
     }
 
+    /// Whether the socket shows this name: it owns the name, or a listener with this name has
+    /// accepted it.
+    pub(super) fn has_name(&self, name: &str) -> bool {
+        let (Some((own, own_len)), Ok((other, len))) = (self.address(), abstract_name(name)) else {
+            return false;
+        };
+        own_len == len && own.sun_path == other.sun_path
+    }
+
     /// A socket that is not connected, in place of this one, with its name. It has no name if
     /// another socket takes the name in the meantime, or if a forked child has a copy of this one.
     pub(super) fn renewed(self) -> Res<Self> {
@@ -529,13 +538,15 @@ mod tests {
         let again = client.connect("softverbs-test/sock-5");
         assert_eq!(again, Err(Errno(libc::EISCONN)));
         let client = client.renewed().unwrap();
+        assert!(client.has_name("softverbs-test/sock-6"));
+        assert!(!client.has_name("softverbs-test/sock-5"));
         client.connect("softverbs-test/sock-5").unwrap();
         assert_eq!(
             Sock::new().unwrap().bind("softverbs-test/sock-6"),
             Err(Errno(libc::EADDRINUSE))
         );
         let unnamed = Sock::new().unwrap().renewed().unwrap();
-        assert!(unnamed.address().is_none());
+        assert!(unnamed.address().is_none() && !unnamed.has_name(""));
     }
 
     #[test]

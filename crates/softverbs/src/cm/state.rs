@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use libc::{c_int, sockaddr_storage};
 use rdma_core_sys::*;
 
-use super::address::{self, Space};
+use super::address::{self, Permission, Space};
 use super::channel::{Events, Spare};
 use super::conversation::{Deadline, Heard, Link};
 use super::device::{self, Device};
@@ -83,10 +83,9 @@ pub(super) struct State {
     /// The address that `names` own: the address that the id was bound to, of which
     /// `rdma_resolve_addr` may have replaced the host in `source`.
     pub(super) named: Option<SocketAddr>,
-    /// The sockets that permit others to bind the address of `names`
-    /// (RDMA_OPTION_ID_REUSEADDR), until the id listens: one for each name, in the order of the
-    /// names, and before them that of the name which the link has.
-    pub(super) permissions: Vec<Sock>,
+    /// Permissions for others to bind the address (RDMA_OPTION_ID_REUSEADDR), until the id listens:
+    /// one for each of `names`, and for the name which the link has.
+    pub(super) permissions: Vec<Permission>,
     pub(super) link: Option<Link>,
     /// Active: the request, while the listener's queue is full.
     pub(super) redial: Option<Redial>,
@@ -213,11 +212,24 @@ impl State {
         self.stop_timer();
         if let Some(link) = self.link.take() {
             self.events.unwatch(link.fd());
-            // A name that the link has had ends with it. Another id can own the name then, which
-            // has not given this permission.
-            let surplus = self.permissions.len().saturating_sub(self.names.len());
-            self.permissions.drain(..surplus);
+            drop(link);
+            self.end_permissions();
         }
+    }
+
+    /// Whether the id owns the name. Not for the ids of requests, whose sockets show the name of
+    /// their listener.
+    pub(super) fn owns(&self, name: &str) -> bool {
+        let of_link = self.link.as_ref().is_some_and(|link| link.has_name(name));
+        of_link || self.names.iter().any(|sock| sock.has_name(name))
+    }
+
+    /// Ends the permissions for names that the id does not own any more: another id can own such a
+    /// name, which has not given this permission.
+    pub(super) fn end_permissions(&mut self) {
+        let mut permissions = std::mem::take(&mut self.permissions);
+        permissions.retain(|permission| self.owns(&permission.name));
+        self.permissions = permissions;
     }
 
     pub(super) fn stop_timer(&mut self) {

@@ -193,6 +193,35 @@ fn a_permission_ends_with_the_address() {
     channel.destroy();
 }
 
+/// The connection of the id has one of its names.
+#[test]
+fn an_address_is_shared_by_a_connected_id() {
+    if skip_on_hardware("the addresses are those of no device, and overlap with another errno") {
+        return;
+    }
+    let channel = Channel::new();
+    let one = &1i32.to_ne_bytes();
+    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let mapped = SocketAddr::new("::ffff:127.0.0.1".parse().unwrap(), to.port());
+    for (host, to) in [("127.0.0.1", to), ("[::]", mapped)] {
+        let (owner, sharing) = (channel.id(), channel.id());
+        assert_eq!(owner.bind(&format!("{host}:0")), 0);
+        let at = format!("{host}:{}", owner.source().unwrap().port());
+        channel.route(owner, to);
+        assert_eq!(owner.connect(&mut param(b"")), 0);
+        let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+        assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        assert_eq!(sharing.bind(&at), libc::EADDRINUSE, "{at}");
+        assert_eq!(owner.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        assert_eq!(sharing.bind(&at), 0, "{at}");
+        for id in [sharing, passive, owner] {
+            id.destroy();
+        }
+    }
+    listener.destroy();
+    channel.destroy();
+}
+
 /// The socket of an accepted connection shows the name of its listener, and does not own it.
 #[test]
 fn a_port_is_free_after_its_listener() {
