@@ -110,7 +110,7 @@ const CM: &str = "crates/softverbs/src/cm/";
 
 /// The layers of the connection manager, as [`ENGINE_LAYERS`].
 const CM_LAYERS: &[&[&str]] = &[
-    &["device", "guard", "sock", "wire"],
+    &["device", "diag", "guard", "sock", "wire"],
     &["address", "conversation", "redial"],
     &["local"],
     // an id has a state, the state a channel, the channel events, and these have ids

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
+use super::diag;
 use super::sock::Sock;
 use crate::sys::{self, Errno, Res};
 
@@ -294,9 +295,8 @@ pub(super) struct Permission {
 }
 
 /// Permits other ids to bind `address` too, as far as the caller owns its names. The sockets
-/// listen, so that another process finds the user of the permission by a connection
-/// ([`is_granted`]). No connection is accepted: each permission can be looked at
-/// `net.core.somaxconn` times.
+/// listen, so that another process finds the user of the permission also by a connection
+/// ([`is_granted`]). No connection is accepted.
 ///
 /// # Errors
 /// `EMFILE` and others: no socket.
@@ -330,8 +330,18 @@ pub(super) fn permit_others(
     Ok(permissions)
 }
 
-/// Whether a process of this user has the permission of this name.
-fn is_granted(name: &str) -> Res<bool> {
+/// Whether a process of this user has the permission of this name. The user of a socket in `lists`
+/// is asked for first: a connection stays in the permission's queue, which has only
+/// `net.core.somaxconn` places.
+fn is_granted(lists: &[u8], name: &str) -> Res<bool> {
+    for inode in diag::inodes(lists, name) {
+        match diag::user_of(inode) {
+            // without a process: the overflow user is never this one
+            Ok(Some(user)) if sys::is_own_user(user, 0) => return Ok(true),
+            Err(errno) if sys::is_shortage(errno) => return Err(errno),
+            _ => {}
+        }
+    }
     let sock = Sock::new()?;
     match sock.connect(name) {
         Ok(()) => sock.is_of_own_user(),
@@ -347,17 +357,23 @@ fn is_granted(name: &str) -> Res<bool> {
 /// As [`own`].
 pub(super) fn is_permitted(space: Space, address: &SocketAddr, only_own_family: bool) -> Res<bool> {
     let (mine, port) = (hosts(address, only_own_family), address.port());
-    let others = shown(&read_lists()?, space, &mine, port);
+    let lists = read_lists()?;
+    let others = shown(&lists, space, &mine, port);
+    let mut left: Vec<&String> = mine.iter().chain(&others).collect();
     for pause in PAUSES {
         thread::sleep(Duration::from_millis(pause));
-        let mut refused = false;
-        for host in mine.iter().chain(&others) {
-            let owned = is_owned(&name(space, host, port))?;
-            refused |= owned && !is_granted(&permission(space, host, port))?;
+        let mut refused = Vec::new();
+        for host in left {
+            if is_owned(&name(space, host, port))?
+                && !is_granted(&lists, &permission(space, host, port))?
+            {
+                refused.push(host);
+            }
         }
-        if !refused {
+        if refused.is_empty() {
             return Ok(true);
         }
+        left = refused;
     }
     Ok(false)
 }
@@ -623,6 +639,30 @@ mod tests {
         let before = READS.get();
         own(Space::Ib, &bound, false).unwrap();
         assert_eq!(READS.get() - before, 2);
+    }
+
+    /// The queue of a permission has a limit.
+    #[test]
+    fn a_look_at_a_permission_is_no_connection_to_it() {
+        let (bound, _held) = own_any_port(Space::Ib, &address("127.0.0.1:0"), false).unwrap();
+        let permissions = permit_others(Space::Ib, &bound, false, |_| true).unwrap();
+        let [Permission { _sock: sock, .. }] = &permissions[..] else {
+            panic!("{} permissions", permissions.len());
+        };
+        let name = permission(Space::Ib, "127.0.0.1", bound.port());
+        let lists = read_lists().unwrap();
+        assert_eq!(is_granted(&lists, &name), Ok(true));
+        let user = diag::inodes(&lists, &name).next().map(diag::user_of);
+        if !matches!(user, Some(Ok(Some(_)))) {
+            println!("skipped: the kernel does not tell users of sockets: {user:?}");
+            return;
+        }
+        assert_eq!(sock.has_connection(), Ok(false));
+        // what the list does not have is asked for by a connection
+        assert_eq!(is_granted(b"", &name), Ok(true));
+        assert_eq!(sock.has_connection(), Ok(true));
+        drop(permissions);
+        assert_eq!(is_granted(&lists, &name), Ok(false));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod connect;
 mod conversation;
 mod deliver;
 mod device;
+mod diag;
 mod dial;
 mod event;
 mod get_event;

@@ -311,6 +311,8 @@ fn other_users_permit_nothing() {
     assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
     let permission = format!("softverbs/0/shared/{}/{}", at.ip(), at.port());
     let (socket, name) = (packet_socket(), abstract_name(&permission));
+    // as if the other user had made it
+    std::os::unix::fs::fchown(&socket, Some(65534), None).unwrap();
     as_another_user(|| with_name(libc::bind, &socket, &name));
     assert_eq!(sharing.bind(&at.to_string()), libc::EADDRINUSE);
     // SAFETY: no memory is passed.
