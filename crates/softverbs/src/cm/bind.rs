@@ -4,7 +4,7 @@
 //! (RDMA_OPTION_ID_REUSEADDR), `names` own it. A call that fails after it has bound the id leaves
 //! it bound; else it leaves the phase and the names unchanged.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -102,6 +102,14 @@ fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr>
     }
 }
 
+/// Whether an id with this source can have the destination: its source then has a name that the id
+/// owns. That of an IPv4-mapped IPv6 address is that of the IPv4 address, which `::` owns too.
+fn is_of_family(source: &SocketAddr, to: &SocketAddr, only_own_family: bool) -> bool {
+    let is_ipv4 = |address: &SocketAddr| address::canonical(address.ip()).is_ipv4();
+    let is_of_both = source.ip() == Ipv6Addr::UNSPECIFIED && !only_own_family;
+    source.is_ipv4() == to.is_ipv4() && (is_of_both || is_ipv4(source) == is_ipv4(to))
+}
+
 fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<()> {
     let mut state = lock(&id.state);
     // The kernel ignores `from` if the id is bound (`resolve_prepare_src`).
@@ -110,7 +118,8 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
         Phase::Bound => state.source,
         _ => return Err(INVALID),
     };
-    if source.is_some_and(|source| source.is_ipv4() != to.is_ipv4()) {
+    let only_own_family = state.options.only_own_family;
+    if source.is_some_and(|source| !is_of_family(&source, to, only_own_family)) {
         return Err(INVALID);
     }
     if let (Phase::Idle, Some(from)) = (state.phase, from) {

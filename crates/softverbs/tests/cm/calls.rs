@@ -45,14 +45,23 @@ fn a_bound_id_resolves_addresses_of_its_family() {
         return;
     }
     let channel = Channel::new();
-    let [v4, v6] = ["127.0.0.1:9", "[::1]:9"].map(|to| to.parse().unwrap());
-    for (from, to, other) in [
-        ("0.0.0.0:0", v4, v6),
-        ("127.0.0.1:0", v4, v6),
-        ("[::]:0", v6, v4),
-        ("[::1]:0", v6, v4),
+    let [v4, v6, mapped] =
+        ["127.0.0.1:9", "[::1]:9", "[::ffff:127.0.0.1]:9"].map(|to| to.parse().unwrap());
+    // an IPv4-mapped address has the ports of IPv4, which an id with "::" owns unless it is
+    // restricted to its own family
+    for (from, restricted, to, other) in [
+        ("0.0.0.0:0", 0, v4, v6),
+        ("127.0.0.1:0", 0, v4, v6),
+        ("[::]:0", 0, v6, v4),
+        ("[::]:0", 0, mapped, v4),
+        ("[::]:0", 1, v6, mapped),
+        ("[::1]:0", 0, v6, v4),
+        ("[::1]:0", 0, v6, mapped),
+        ("[::ffff:127.0.0.1]:0", 0, mapped, v6),
     ] {
         let id = channel.id();
+        let restricted = &i32::to_ne_bytes(restricted);
+        assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, restricted), 0);
         assert_eq!(id.bind(from), 0);
         let source = id.source();
         assert_eq!(id.resolve(None, other), libc::EINVAL, "{from}");
