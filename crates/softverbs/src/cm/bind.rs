@@ -86,16 +86,11 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
 
 /// The source address for `destination`, which has the family of the bound address.
 fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr> {
-    // A shortage says nothing about the address.
-    let unreachable = |errno| match errno {
-        Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN) => errno,
-        _ => Errno(libc::ENETUNREACH),
-    };
-    local::check_local(destination).map_err(unreachable)?;
+    local::check_local(destination).map_err(local::as_of_destination)?;
     match bound {
         Some(source) if !address::is_any(&source) => Ok(source),
         other => {
-            let mut source = local::source_of(destination).map_err(unreachable)?;
+            let mut source = local::source_of(destination).map_err(local::as_of_destination)?;
             source.set_port(other.map_or(0, |bound| bound.port()));
             Ok(source)
         }

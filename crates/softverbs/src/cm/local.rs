@@ -27,11 +27,20 @@ fn udp_socket(address: &SocketAddr) -> Res<UdpSocket> {
     }
 }
 
+/// The error of a destination for one of [`check_local`] or [`source_of`]. A shortage says nothing
+/// about the address.
+pub(super) fn as_of_destination(errno: Errno) -> Errno {
+    match errno {
+        Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) | NO_UDP_PORT => errno,
+        _ => Errno(libc::ENETUNREACH),
+    }
+}
+
 /// Checks that an address is one of this host, without sending a packet.
 ///
 /// # Errors
-/// `EADDRNOTAVAIL`: it is not. `EAGAIN`: no UDP port is free, and no interface has the address.
-/// Those of `bind(2)`.
+/// `EADDRNOTAVAIL`: it is not. `EAGAIN`: no UDP port is free, and the address is neither a loopback
+/// address nor that of an interface. Those of `bind(2)`.
 pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
     if is_any(address) {
         return Ok(());
@@ -43,7 +52,8 @@ pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
     let is_local = match udp_socket(address) {
         // A subnet's broadcast address can be bound, but connecting to it fails.
         Ok(socket) => socket.connect(with_port(address, 9)).is_ok() && is_own(address)?,
-        Err(NO_UDP_PORT) if is_of_interface(ip)? => true,
+        // the kernel has accepted the address before it has looked for a port
+        Err(NO_UDP_PORT) if is_loopback(ip) || is_of_interface(ip)? => true,
         Err(errno) => return Err(errno),
     };
     if is_local {
@@ -53,6 +63,11 @@ pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
     }
 }
 
+/// Whether each host has the address: not the broadcast address of 127.0.0.0/8.
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.is_loopback() && ip != Ipv4Addr::new(127, 255, 255, 255)
+}
+
 /// Whether an address is one of this host. bind(2) accepts others too where the administrator has
 /// set `net.ipv4.ip_nonlocal_bind` or `net.ipv6.ip_nonlocal_bind`.
 ///
@@ -60,7 +75,7 @@ pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
 /// `EAGAIN`: as [`check_local`]. Those of [`is_of_interface`].
 fn is_own(address: &SocketAddr) -> Res<bool> {
     let ip = canonical(address.ip());
-    if ip.is_loopback() {
+    if is_loopback(ip) {
         return Ok(true);
     }
     // Towards an address of a local route (`ip route add local`) the kernel sends from the address
@@ -194,6 +209,16 @@ mod tests {
 
     const RANGE: std::ops::RangeInclusive<u16> = 40_000..=40_003;
 
+    #[test]
+    fn a_shortage_says_nothing_about_a_destination() {
+        for errno in [libc::EMFILE, libc::ENOMEM, libc::EAGAIN].map(Errno) {
+            assert_eq!(as_of_destination(errno), errno);
+        }
+        for errno in [libc::EADDRNOTAVAIL, libc::EACCES].map(Errno) {
+            assert_eq!(as_of_destination(errno), Errno(libc::ENETUNREACH));
+        }
+    }
+
     /// Another user can have them all.
     #[test]
     fn addresses_of_interfaces_are_local_without_a_free_udp_port() {
@@ -204,14 +229,18 @@ mod tests {
             }
             let sockets = RANGE.map(|port| UdpSocket::bind(("0.0.0.0", port)).unwrap());
             let sockets: Vec<_> = sockets.collect();
-            let (lo, other) = (address("127.0.0.1:7"), address("127.9.9.9:7"));
+            let lo = address("127.0.0.1:7");
             assert_eq!(check_local(&lo), Ok(()));
             assert_eq!(source_of(&lo), Ok(address("127.0.0.1:0")));
-            assert_eq!(check_local(&other), Err(NO_UDP_PORT));
+            assert_eq!(check_local(&address("127.9.9.9:7")), Ok(()));
+            // the kernel takes it for an address of this host when it is bound
+            let broadcast = address("127.255.255.255:7");
+            assert_eq!(check_local(&broadcast), Err(NO_UDP_PORT));
             let foreign = check_local(&address("192.0.2.1:7"));
             assert_eq!(foreign, Err(Errno(libc::EADDRNOTAVAIL)));
             drop(sockets);
-            assert_eq!(check_local(&other), Ok(()));
+            let none = check_local(&broadcast);
+            assert_eq!(none, Err(Errno(libc::EADDRNOTAVAIL)));
         };
         std::thread::spawn(body).join().unwrap();
     }
