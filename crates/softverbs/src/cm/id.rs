@@ -34,6 +34,13 @@ struct Count {
     open: BTreeSet<u64>,
 }
 
+impl Count {
+    /// Whether the application has acknowledged the first `of` events.
+    fn are_acknowledged(&self, of: u64) -> bool {
+        self.open.first().is_none_or(|number| *number > of)
+    }
+}
+
 /// The connection manager's state of an id.
 pub(super) struct Shared {
     /// Unique in the process.
@@ -99,7 +106,7 @@ impl Shared {
     /// ones before.
     pub(super) fn wait_for_acknowledgements(&self, of: u64) {
         let mut count = lock(&self.count);
-        while count.open.first().is_some_and(|number| *number <= of) {
+        while !count.are_acknowledged(of) {
             count = self
                 .acknowledged
                 .wait(count)
@@ -315,4 +322,28 @@ pub(super) fn migrate(
         }
     }
     Ok((reported, left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::channel::Channel;
+    use super::*;
+
+    /// A move waits for the first event, and the second one is of the new channel.
+    #[test]
+    fn a_later_acknowledgement_is_not_an_earlier_one() {
+        let channel = Channel::create().unwrap();
+        // SAFETY: a live channel.
+        let events = unsafe { Channel::events_of(channel) };
+        let id = Shared::new(events, Phase::Idle);
+        let are_acknowledged = |of| lock(&id.count).are_acknowledged(of);
+        assert_eq!([id.report(), id.report()], [1, 2]);
+        id.acknowledge(2);
+        assert_eq!([0, 1, 2].map(are_acknowledged), [true, false, false]);
+        id.acknowledge(1);
+        assert!(are_acknowledged(2));
+        drop(id);
+        // SAFETY: made above, and not used any more.
+        unsafe { Channel::destroy(channel) };
+    }
 }
