@@ -279,7 +279,7 @@ unsafe fn create_with_missing(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_e
     if differ(c.send_cq, attr.send_cq) || differ(c.recv_cq, attr.recv_cq) {
         return Err(Errno(libc::EINVAL));
     }
-    create_missing_cqs(c, attr).inspect_err(|_| destroy_cqs(c))?;
+    create_missing_cqs(c, attr, id).inspect_err(|_| destroy_cqs(c))?;
     if attr.send_cq.is_null() {
         attr.send_cq = c.send_cq;
     }
@@ -332,10 +332,16 @@ fn datagrams_to_ready(qp: *mut ibv_qp) -> Res<()> {
     Ok(())
 }
 
-/// Creates completion queues for the id, if the application has passed none. Their context is the
-/// id, as rdma_get_send_comp(3) and rdma_get_recv_comp(3) require (`ucma_create_cqs` of librdmacm).
-fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()> {
-    let (context, id) = (c.verbs, std::ptr::from_mut(c));
+/// Creates completion queues for the id, if the application has passed none. Their context is `id`,
+/// the application's pointer to `c`, as rdma_get_send_comp(3) and rdma_get_recv_comp(3) require
+/// (`ucma_create_cqs` of librdmacm). The application passes the context to further calls, which use
+/// memory of the id behind `c`.
+fn create_missing_cqs(
+    c: &mut rdma_cm_id,
+    attr: &ibv_qp_init_attr_ex,
+    id: *mut rdma_cm_id,
+) -> Res<()> {
+    let context = c.verbs;
     let make = |entries: u32| {
         // SAFETY: a live context.
         let channel = unsafe { (verbs().ibv_create_comp_channel)(context) };
