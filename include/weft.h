@@ -162,8 +162,8 @@ struct weft_mr_ops {
    Unmaps the memory in this process; it is freed when no process has it mapped.
 
    -FI_EINVAL: not an open region of mr_alloc or mr_import.
-   -FI_EBUSY: the region has sub-regions, and nothing has changed; or a peer's access is under
-   way, and the call can be repeated.
+   -FI_EBUSY: the region has sub-regions, and nothing has changed; or an access of a peer or an
+   operation of this process is under way, and the call can be repeated.
    */
   int (*mr_free)(struct fid_mr *mr);
   /*

@@ -107,8 +107,8 @@ pub struct weft_mr_ops {
     /// Unmaps the memory in this process; it is freed when no process has it mapped.
     ///
     /// -FI_EINVAL: not an open region of mr_alloc or mr_import.
-    /// -FI_EBUSY: the region has sub-regions, and nothing has changed; or a peer's access is under
-    /// way, and the call can be repeated.
+    /// -FI_EBUSY: the region has sub-regions, and nothing has changed; or an access of a peer or an
+    /// operation of this process is under way, and the call can be repeated.
     pub mr_free: Option<unsafe extern "C" fn(mr: *mut fid_mr) -> c_int>,
     /// Makes a handle with which processes of the same user can import the memory with this access
     /// or less, until the region is closed. size is the length of the buffer, and is set to the

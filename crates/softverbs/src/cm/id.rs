@@ -210,7 +210,8 @@ impl Id {
         for child in children {
             Self::abandon(&child.id);
         }
-        // Last: the parts above have left descriptors free, which this takes.
+        // Last: this takes descriptors, which the children may have left free. Without one the
+        // clients in the queue are not rejected before the last copy of the socket is closed.
         for name in names {
             name.end_queue();
         }
