@@ -65,7 +65,7 @@ impl Table {
     fn new() -> Self {
         if !forks::are_counted() {
             // a child of this process may wait for `LIMIT` in vain
-            warn_log!(Mr, "pthread_atfork: no memory");
+            warn_log!(Mr, "forks cannot be recognized: no memory");
         }
         Self {
             slots: std::array::from_fn(|_| Slot {

@@ -127,8 +127,11 @@ fn wiped_page() -> Option<*mut AtomicU32> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the mapping made above.
-    if unsafe { libc::madvise(page, size, libc::MADV_WIPEONFORK) } != 0 {
+    // An emulation of Linux can accept each advice and follow none.
+    // SAFETY: the mapping made above; an advice that does not exist changes nothing.
+    let ignored = unsafe { libc::madvise(page, size, -1) } == 0;
+    // SAFETY: as above.
+    if ignored || unsafe { libc::madvise(page, size, libc::MADV_WIPEONFORK) } != 0 {
         // SAFETY: as above; nothing refers to it.
         unsafe { libc::munmap(page, size) };
         return None;
