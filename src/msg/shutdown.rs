@@ -200,10 +200,11 @@ impl Shared {
             if Instant::now() >= deadline
                 && let Some(circuit) = self.own_circuit()
                 && !circuit.has_failed()
-                && (closed || !circuit.is_shared())
+                && (closed && (!idle || self.slots.has_key_requests()) || !circuit.is_shared())
             {
                 // The peer has no receives, or does not answer. Requests of the engine alone would
-                // break the circuit later, when the peer has released what they access.
+                // break the circuit later, when the peer has released what they access. A probe
+                // accesses nothing there.
                 circuit.fail();
                 deadline = Instant::now() + FLUSH_WAIT;
                 continue;

@@ -572,7 +572,12 @@ impl EndpointSlots {
 
     /// Whether one of the engine's own requests, or the probe, is outstanding.
     pub(crate) fn has_engine_requests(&self) -> bool {
-        self.engine_requests.are_under_way() || self.probe.pending.load(Ordering::Acquire)
+        self.has_key_requests() || self.probe.pending.load(Ordering::Acquire)
+    }
+
+    /// Whether one of the engine's own requests is outstanding that accesses the peer's memory.
+    pub(crate) fn has_key_requests(&self) -> bool {
+        self.engine_requests.are_under_way()
     }
 
     /// Whether a transmit request of any kind is outstanding.

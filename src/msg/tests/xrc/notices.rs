@@ -232,6 +232,35 @@ fn a_circuit_that_ends_with_a_request_of_the_engine_is_reported() {
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(11))));
 }
 
+/// A probe of a closed endpoint is left behind another endpoint's message. It accesses nothing, and
+/// the circuit stays.
+#[test]
+fn a_probe_that_is_left_ends_no_circuit() {
+    let device = device();
+    let watched = DomainConfig {
+        keepalive: Some(Duration::from_millis(20)),
+        ..DomainConfig::default()
+    };
+    let (client, server) = (Host::with(&device, watched), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
+    assert!(Arc::ptr_eq(&circuit(&pairs[0].0), &circuit(&pairs[1].0)));
+    let [source, sink] = [&client, &server].map(|host| Buffer::all(&host.domain, LEN));
+    send(&pairs[1].0, &source, 3);
+    let slots = &pairs[0].0.shared.slots;
+    let begin = Instant::now();
+    while !slots.probe.pending.load(Ordering::Acquire) {
+        assert!(begin.elapsed() < LIMIT, "no probe");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pairs[0].0.close();
+    server.post(&sink);
+    assert_eq!(client.completion().context, 3);
+    assert_eq!(server.completion().context, 7);
+    transfer((&client, &pairs[1].0), &server, 1);
+    transfer((&server, &pairs[1].1), &client, 2);
+}
+
 /// A circuit breaks by a request of an endpoint whose connection has ended, or which is being
 /// closed: the others that use the circuit are told.
 #[test]
