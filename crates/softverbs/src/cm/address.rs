@@ -335,7 +335,7 @@ pub(super) fn permit_others(
 /// `net.core.somaxconn` places.
 fn is_granted(lists: &[u8], name: &str) -> Res<bool> {
     for inode in diag::inodes(lists, name) {
-        match diag::user_of(inode) {
+        match diag::user_of(inode, name) {
             // without a process: the overflow user is never this one
             Ok(Some(user)) if sys::is_own_user(user, 0) => return Ok(true),
             Err(errno) if sys::is_shortage(errno) => return Err(errno),
@@ -652,7 +652,8 @@ mod tests {
         let name = permission(Space::Ib, "127.0.0.1", bound.port());
         let lists = read_lists().unwrap();
         assert_eq!(is_granted(&lists, &name), Ok(true));
-        let user = diag::inodes(&lists, &name).next().map(diag::user_of);
+        let inode = diag::inodes(&lists, &name).next();
+        let user = inode.map(|inode| diag::user_of(inode, &name));
         if !matches!(user, Some(Ok(Some(_)))) {
             println!("skipped: the kernel does not tell users of sockets: {user:?}");
             return;

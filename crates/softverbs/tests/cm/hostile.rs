@@ -318,6 +318,16 @@ fn other_users_permit_nothing() {
     // SAFETY: no memory is passed.
     as_another_user(|| unsafe { libc::listen(socket.as_raw_fd(), 8) } == 0);
     assert_eq!(sharing.bind(&at.to_string()), libc::EADDRINUSE);
+    // a name that looks like a line of the list, with the inode number of the owner's socket
+    let list = std::fs::read("/proc/net/unix").unwrap();
+    let own = format!(" @softverbs/0/{}/{}", at.ip(), at.port());
+    let list = String::from_utf8_lossy(&list);
+    let line = list.lines().find(|line| line.ends_with(&own)).unwrap();
+    let inode = line.split_whitespace().nth(6).unwrap();
+    let name = abstract_name(&format!("x\n0: 0 0 0 0 0 {inode} @{permission}"));
+    let forger = packet_socket();
+    as_another_user(|| with_name(libc::bind, &forger, &name));
+    assert_eq!(sharing.bind(&at.to_string()), libc::EADDRINUSE);
     owner.destroy();
     sharing.destroy();
     channel.destroy();
