@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -79,25 +79,30 @@ pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result
 }
 
 /// Installs the handlers that count forks, and that replace the descriptors of [`Unshared`] in
-/// forked children, once for the process. Called when a domain is opened: the C library (glibc from
-/// 2.36 on) does not call handlers that are registered during a fork for this fork, so they are
-/// registered long before the first monitor is opened.
+/// forked children. Called when a domain is opened: the C library (glibc from 2.36 on) does not call
+/// handlers that are registered during a fork for this fork, so they are registered long before the
+/// first monitor is opened.
+///
+/// Threads that call it at the same time register more handlers than one of each, which does no
+/// harm. A lock could be held for ever in a child, which opens domains too.
 pub(crate) fn count_forks() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: functions of this library; the C library removes them when the library is
-        // unloaded.
-        let ret = unsafe { libc::pthread_atfork(Some(begun), Some(ended), Some(child)) };
-        if ret != 0 {
-            warn_log!(
-                Mr,
-                "pthread_atfork: error {ret}: forked children share the userfaultfd"
-            );
-        }
-    });
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    if INSTALLED.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: functions of this library; the C library removes them when the library is unloaded.
+    let ret = unsafe { libc::pthread_atfork(Some(begun), Some(ended), Some(child)) };
+    INSTALLED.store(true, Ordering::Release);
+    if ret != 0 {
+        warn_log!(
+            Mr,
+            "pthread_atfork: error {ret}: forked children share the userfaultfd"
+        );
+    }
 }
 
-/// Installs the handlers that invalidate cached registrations, once for the process.
+/// Installs the handlers that invalidate cached registrations, once for the process. Not called in
+/// a forked child whose parent may have called it: the gate is made before, and is not the child's.
 pub(crate) fn notice() {
     count_forks();
     static ONCE: Once = Once::new();
