@@ -158,6 +158,8 @@ unsafe extern "C" fn parent() {
 /// Replaces the descriptors of the list. Makes only system calls: another thread of the parent may
 /// have held any lock at the fork.
 unsafe extern "C" fn child() {
+    // The fork has ended here too: a child whose parent has no cache can have a monitor.
+    ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
     for place in &UNSHARED {
         // the child's own child must not replace what the child opens under the same number
         let pair = place.swap(0, Ordering::SeqCst);

@@ -122,6 +122,9 @@ pub(crate) fn available() -> bool {
 #[test]
 fn in_a_process() {
     let role = std::env::var(ROLE);
+    if role.as_deref() == Ok("ended") {
+        return forks::ended();
+    }
     if role.is_ok() && !available() {
         return;
     }
@@ -181,6 +184,11 @@ fn memory_can_be_unmapped_after_an_end_without_a_free_descriptor() {
 #[test]
 fn a_child_does_not_share_the_monitor() {
     run("unshared", None);
+}
+
+#[test]
+fn a_fork_has_ended_in_the_child() {
+    run("ended", None);
 }
 
 #[test]

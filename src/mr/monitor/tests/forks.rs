@@ -143,6 +143,28 @@ pub(super) fn unshared() {
     drop((monitor, full));
 }
 
+/// In a child of a process that has a domain and no cache, forks that overlap the opening of a
+/// monitor are counted as in a process that is no child.
+pub(super) fn ended() {
+    fork::count_forks();
+    // SAFETY: the child acquires no lock, allocates nothing, and exits.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            let mut calls = 0;
+            let made = fork::apart_from_forks(|| {
+                calls += 1;
+                Ok(calls)
+            });
+            libc::_exit(i32::from(made != Ok(1)));
+        }
+        let mut status = -1;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0);
+    }
+}
+
 /// A child that was made without the handlers of `pthread_atfork(3)` opens a file of its own under
 /// the number of the parent's descriptor. Its forked child has this file there.
 pub(super) fn renumbered() {
