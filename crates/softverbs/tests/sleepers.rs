@@ -7,9 +7,10 @@ mod common;
 use std::collections::HashSet;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use rdma_core_sys::*;
@@ -29,6 +30,7 @@ pub(crate) fn main() {
             unread_parent,
             unread_child,
         ),
+        ("a_message_behind_an_event_is_none", late_parent, late_child),
         ("retries_end_while_asleep", retries_parent, idle_child),
         ("barriers_are_refused_later", echoing_parent, refused_child),
         ("another_program", another_parent, another_child),
@@ -186,6 +188,54 @@ fn unread_child(link: &mut Link) {
     for _ in 0..4 {
         failing_child(link);
     }
+}
+
+/// A message arrives behind that of an event that was not taken yet, while the queue is not armed.
+/// The call that takes the event takes the message too, so that it makes the channel not readable.
+fn late_parent(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 1);
+    end.recv(&receive, 2);
+    end.join(link);
+    // SAFETY: live context, and queues of this test; all zeros is a value of the structure.
+    unsafe {
+        let other = (verbs().ibv_create_cq)(end.context, 4, null_mut(), null_mut(), 0);
+        assert!(!other.is_null());
+        assert_eq!(ibv_req_notify_cq(end.cq, 0), 0);
+        link.say("armed");
+        link.expect("sent");
+        let fd = (*end.channel).fd;
+        let begin = Instant::now();
+        while !is_readable(fd) {
+            assert!(begin.elapsed() < LIMIT, "no event");
+        }
+        // takes the first message, for which an event is queued
+        let mut wc: ibv_wc = std::mem::zeroed();
+        assert_eq!(ibv_poll_cq(other, 1, &raw mut wc), 0);
+        link.say("taken");
+        link.expect("sent");
+        let (mut cq, mut context) = (null_mut(), null_mut());
+        let got = (verbs().ibv_get_cq_event)(end.channel, &raw mut cq, &raw mut context);
+        assert_eq!((got, cq), (0, end.cq));
+        (verbs().ibv_ack_cq_events)(cq, 1);
+        assert!(!is_readable(fd));
+        assert_eq!(ibv_req_notify_cq(cq, 0), 0);
+        assert_eq!([end.wait(LIMIT).wr_id, end.wait(LIMIT).wr_id], [1, 2]);
+        assert!(!is_readable(fd));
+    }
+    link.say("done");
+}
+
+fn late_child(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let mut buffer = end.buffer(&[1; 8]);
+    for before in ["armed", "taken"] {
+        link.expect(before);
+        end.send(&mut buffer, 8, None, 0, 6);
+        link.say("sent");
+    }
+    link.expect("done");
 }
 
 /// The other process executes another program: only its pid stays the same.

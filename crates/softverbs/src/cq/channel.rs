@@ -96,7 +96,6 @@ impl Channel {
             // since.
             self.rearm();
             self.process.after_arming(&self.pipe);
-            self.process.progress();
         }
         Some(cq)
     }

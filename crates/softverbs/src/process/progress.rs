@@ -771,10 +771,12 @@ impl Process {
     }
 
     /// The caller has armed the queues of the channel again. For a message that arrived before
-    /// that, the sender has not rung the doorbell.
+    /// that, the sender has not rung the doorbell: it is taken here, so that the channel is not
+    /// readable for it without an event.
     pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
         heavy_fence();
         self.pull_all_pending();
+        self.progress();
         if self.rings_ready() {
             pipe.ring();
         }
