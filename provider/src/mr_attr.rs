@@ -22,13 +22,17 @@ const NO_CACHE: u64 = 1 << 60;
 /// is not offered.
 const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
 
-/// The access of these flags. `FI_COLLECTIVE` is a permission that fi_mr(3) lists without the
-/// capability of that name, "paired with FI_SEND and/or FI_RECV"; it adds nothing to these two.
+/// Capabilities, which applications pass beside the flags that permit their operations. They permit
+/// nothing, and most of libfabric's own providers ignore them. `FI_COLLECTIVE` is listed in
+/// fi_mr(3), "paired with FI_SEND and/or FI_RECV"; it adds nothing to these two.
+const CAPABILITIES: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_COLLECTIVE;
+
+/// The access of these flags. [`CAPABILITIES`] are ignored.
 ///
 /// # Errors
 /// `EINVAL`: any other flag.
 pub(crate) fn access_of(flags: u64) -> Result<Access> {
-    let access = Access::from_bits(flags & !FI_COLLECTIVE);
+    let access = Access::from_bits(flags & !CAPABILITIES);
     access.ok_or_else(|| {
         refused!(
             FI_LOG_MR,
@@ -177,4 +181,17 @@ pub(crate) fn is_page_size(size: usize) -> bool {
         size.is_power_of_two() && fs::exists(Path::new(&pages)).unwrap_or(false)
     };
     size == 0 || usize::try_from(base) == Ok(size) || huge()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_permit_nothing() {
+        let flags = FI_SEND | FI_REMOTE_WRITE;
+        assert_eq!(access_of(flags | CAPABILITIES), access_of(flags));
+        assert_eq!(access_of(CAPABILITIES), access_of(0));
+        assert_eq!(access_of(flags | FI_FENCE), Err(FiErrno::EINVAL));
+    }
 }

@@ -238,6 +238,9 @@ fn progress(asked: u32, default: u32) -> u32 {
 /// requested). Without a modifier each primary capability has all of its modifiers; with modifiers,
 /// only these (fi_getinfo(3)).
 ///
+/// A side ignores the modifiers and secondary capabilities of the other one, as in libfabric's own
+/// providers: OpenSHMEM libraries set them on both sides.
+///
 /// `offered`: the primary capabilities of the device.
 fn capabilities(
     ep: &EpType,
@@ -246,6 +249,8 @@ fn capabilities(
     tx: u64,
     rx: u64,
 ) -> Result<(u64, u64, u64)> {
+    let tx = tx & !(ep.rx_modifiers | ep.rx_secondary & !ep.tx_secondary);
+    let rx = rx & !(ep.tx_modifiers | ep.tx_secondary & !ep.rx_secondary);
     let all = offered | (ep.caps() & !ep.primary_caps);
     subset(asked | tx | rx, all, "caps")?;
     subset(
@@ -490,7 +495,21 @@ mod tests {
         assert_eq!(of_msg(without, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
         assert_ne!(of_msg(ALL, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
         assert_eq!(of_msg(ALL, FI_MSG, FI_RMA, 0), Err(FiErrno::ENODATA));
-        assert_eq!(of_msg(ALL, 0, FI_RECV, 0), Err(FiErrno::ENODATA));
+        assert_eq!(of_msg(ALL, 0, FI_TAGGED, 0), Err(FiErrno::ENODATA));
+    }
+
+    #[test]
+    fn a_side_ignores_the_modifiers_of_the_other_one() {
+        let of_rdm = |asked, tx, rx| capabilities(&RDM, RDM.primary_caps, asked, tx, rx);
+        let one_sided = FI_RMA | FI_ATOMIC;
+        let asked = one_sided | FI_RMA_EVENT;
+        let both = asked | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        let plain = of_rdm(asked, one_sided, asked).unwrap();
+        assert_eq!(
+            of_rdm(asked, both | FI_RECV, both | FI_FENCE).unwrap(),
+            plain
+        );
+        assert_eq!(of_msg(ALL, 0, FI_RECV, 0), of_msg(ALL, 0, 0, 0));
     }
 
     #[test]
