@@ -79,9 +79,9 @@ pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result
 }
 
 /// Installs the handlers that count forks, and that replace the descriptors of [`Unshared`] in
-/// forked children. Called when a domain is opened: the C library (glibc from 2.36 on) does not call
-/// handlers that are registered during a fork for this fork, so they are registered long before the
-/// first monitor is opened.
+/// forked children. Called when a domain is opened: the C library (glibc from 2.36 on) does not
+/// call handlers that are registered during a fork for this fork, so they are registered long
+/// before the first monitor is opened.
 ///
 /// Threads that call it at the same time register more handlers than one of each, which does no
 /// harm. A lock could be held for ever in a child, which opens domains too.
