@@ -561,7 +561,12 @@ fn a_second_process_of_a_node_is_joined_without_a_circuit() {
         ep.close();
     }
     drop((client, second));
-    assert_eq!(directory.files(), 0, "the files are collected");
+    // by the driver, which may hold the last notice of the end for a moment
+    let begin = Instant::now();
+    while directory.files() != 0 {
+        assert!(begin.elapsed() < LIMIT, "the files are not collected");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A process without a file is a node of its own.
