@@ -199,7 +199,7 @@ impl Dial {
             (state.makes, state.port)
         };
         if !makes && circuit.has_failed() {
-            // the target, which lives, would be accepted by a process that has it
+            // A process that has the target, which has not failed, would accept this request.
             drop(circuit);
             return self.leave_circuit(circuits);
         }

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Time for which a thread that was told to wait keeps others from it, from the first time that it
-/// does; afterwards the thread counts as one that waits no longer.
+/// How long a thread that was told to wait can keep other threads from waiting. The time begins
+/// with the first thread that is refused for it. Afterwards it counts as a thread that does not
+/// wait.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -32,7 +33,7 @@ struct Poller {
     read: [Option<u64>; 2],
     /// Whether the thread was told to wait, and has not called the counter since.
     sleeps: bool,
-    /// When it has first kept another thread from waiting since it was told to wait.
+    /// When another thread was first refused for it, since it was told to wait.
     since: Option<Instant>,
 }
 
@@ -173,7 +174,7 @@ impl Pollers {
             .iter()
             .position(|entry| entry.thread.ptr_eq(&thread));
         let own = own.map(|at| entries.swap_remove(at));
-        // the time of each of them begins
+        // asks each of them: its time begins, if it has not begun
         let is_busy = |busy, other: &mut Poller| other.is_to_wake(numbers) || busy;
         let answer = if own.map_or(*first, |own| own.read) != numbers.map(Some) {
             Answer::Changed
@@ -225,7 +226,7 @@ mod tests {
     /// The thread that was told to wait may not be scheduled while another one, which does not
     /// sleep, asks behind each of many changes.
     #[test]
-    fn reported_changes_are_not_time_of_a_thread_that_sleeps() {
+    fn changes_that_are_reported_use_up_no_patience() {
         beside_another(
             |_| (),
             |pollers| {

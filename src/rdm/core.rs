@@ -1,5 +1,7 @@
 //! The state of an endpoint, and its interface in both directions. The modules below implement
 //! [`Core`], and use nothing else of the endpoint (`tests/dependencies`).
+//!
+//! In one file: the calls from outside, the calls to outside ([`Io`]), and the state of both.
 
 #[cfg(test)]
 mod audit;

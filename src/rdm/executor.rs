@@ -3,6 +3,8 @@
 //!
 //! A call of the core must not lead to another one ([`Io`]), so what follows from a call is listed
 //! in [`Executor::todo`], and done after it (`shared.rs`).
+//!
+//! In one file: the state, and the steps that several of the modules below share.
 
 #![allow(
     unsafe_code,

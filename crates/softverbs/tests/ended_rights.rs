@@ -1,5 +1,7 @@
 //! Rights that a queue pair no longer grants: when the call that ends them has returned, no READ,
 //! WRITE or atomic through the queue pair accesses memory.
+//!
+//! One file, because the cases share the accesses that the two processes make.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

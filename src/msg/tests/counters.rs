@@ -232,11 +232,9 @@ fn a_polling_thread_takes_no_wake_up_of_another_one() {
     assert!(!readable(fd));
 }
 
-/// A thread that was told to wait, and never calls the counter again.
-#[test]
-fn a_thread_that_does_not_come_back_keeps_others_awake_for_a_limited_time() {
-    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
-    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+/// Runs a test while another thread lives, which was told to wait and does not call the counter
+/// again.
+fn beside_a_thread_that_was_told_to_wait(counter: &Counter, test: impl FnOnce()) {
     let step = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -245,6 +243,17 @@ fn a_thread_that_does_not_come_back_keeps_others_awake_for_a_limited_time() {
             step.wait();
         });
         step.wait();
+        test();
+        step.wait();
+    });
+}
+
+/// A thread that was told to wait, and never calls the counter again.
+#[test]
+fn a_thread_that_does_not_come_back_keeps_others_awake_for_a_limited_time() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    beside_a_thread_that_was_told_to_wait(&counter, || {
         assert_eq!(counter.trywait(), Ok(()));
         counter.count(1);
         assert_eq!(counter.read(), 1);
@@ -256,7 +265,6 @@ fn a_thread_that_does_not_come_back_keeps_others_awake_for_a_limited_time() {
         // once for each time that it was told to wait
         counter.count(1);
         assert_eq!((counter.read(), counter.trywait()), (2, Ok(())));
-        step.wait();
     });
 }
 
@@ -449,21 +457,13 @@ fn a_thread_that_does_not_come_back_hides_no_failure() {
     let counter = Counter::open(side.domain.queues(), WaitKind::Fd).unwrap();
     side.ep.bind_counter(&counter, Flags::SEND).unwrap();
     side.ep.enable().unwrap();
-    let step = Barrier::new(2);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            assert_eq!(counter.trywait(), Ok(()));
-            step.wait();
-            step.wait();
-        });
-        step.wait();
+    beside_a_thread_that_was_told_to_wait(&counter, || {
         counter.count(1);
         assert_eq!(counter.read(), 1);
         assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
         side.cq.device_cq().unwrap().fail_polls();
         assert!(side.cq.poll_ready());
         assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
-        step.wait();
     });
 }
 

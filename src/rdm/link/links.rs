@@ -1,4 +1,6 @@
 //! The queue pairs of an endpoint's links, and the requests that are posted to each.
+//!
+//! In one file, because the record of a link and the lists of links change together.
 
 #![allow(unsafe_code, reason = "posts requests")]
 

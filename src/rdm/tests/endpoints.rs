@@ -1,4 +1,6 @@
 //! Endpoints on the embedded device, in one process.
+//!
+//! In one file, because the tests share the endpoints, and the ways to send and to wait.
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 

@@ -1,4 +1,6 @@
 //! Links, listening, sleeping and the end of endpoints on the embedded device, in one process.
+//!
+//! In one file, because the tests share the ways to make links and to break them.
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 

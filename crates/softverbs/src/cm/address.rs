@@ -278,8 +278,8 @@ fn shown(lists: &[u8], space: Space, mine: &[String], port: u16) -> BTreeSet<Str
     found.remove(&port).unwrap_or_default()
 }
 
-/// Milliseconds before each attempt: a process that is ending may have the name. The name of an
-/// address another caller of [`is_owned`] may have too.
+/// Milliseconds before each attempt: a process that is ending may still have the name. Another
+/// caller of [`is_owned`] can have the name of an address for a moment.
 const PAUSES: [u64; 3] = [0, 1, 2];
 
 /// The name that the owner of a host's name with `port` also owns while it permits others to bind

@@ -491,17 +491,23 @@ fn a_context_is_closed_when_the_peers_have_been_told() {
     let peer = client.domain.driver().unwrap();
     let peer_events = peer.dispatcher().registry();
     accepts.close();
+    waits_for_notices(&server, || drop(peer_events));
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+}
+
+/// The call that waits for the notices under way does not return before `answered`, which lets the
+/// peer answer.
+pub(super) fn waits_for_notices(host: &Host, answered: impl FnOnce()) {
     let returned = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            server.srx.await_notices();
+            host.srx.await_notices();
             returned.store(true, Ordering::Release);
         });
         std::thread::sleep(Duration::from_millis(100));
         assert!(!returned.load(Ordering::Acquire));
-        drop(peer_events);
+        answered();
     });
-    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
 }
 
 /// The key of a region is not used again, and the region keeps its rights, until the peer of a

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::keys::{TARGET, kind};
-use super::ends::{Pair, await_free_keys, await_notices};
+use super::ends::{Pair, await_free_keys, await_notices, waits_for_notices};
 use super::*;
 
 /// Two connections on one circuit of the client, with application keys. Notices wait for requests
@@ -18,6 +18,19 @@ fn two_pairs(device: &Arc<Device>) -> ([Host; 2], [Pair; 2]) {
     let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
     assert!(Arc::ptr_eq(&circuit(&pairs[0].0), &circuit(&pairs[1].0)));
     ([client, server], pairs)
+}
+
+/// Registered buffers of the client and the server, with keys that those of [`transfer`] do not
+/// have.
+fn source_and_sink([client, server]: [&Host; 2]) -> [Buffer; 2] {
+    let buffer = |host: &Host, key| Buffer::with_key(&host.domain, LEN, Access::all(), key);
+    [buffer(client, 1), buffer(server, 2)]
+}
+
+/// Messages are transferred in both directions.
+fn works([client, server]: [&Host; 2], pair: &Pair) {
+    transfer((client, &pair.0), server, 1);
+    transfer((server, &pair.1), client, 2);
 }
 
 /// Posts a message, which waits for a receive of the peer.
@@ -52,8 +65,7 @@ fn completed_or_cancelled(host: &Host) {
 fn a_notice_is_answered_behind_the_requests_of_the_engine() {
     let ([client, server], pairs) = two_pairs(&device());
     let _target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
-    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
-    let sink = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
+    let [source, sink] = source_and_sink([&client, &server]);
     send(&pairs[1].0, &source, 3);
     write(&pairs[0].0, &source, 4);
     let slots = &pairs[0].0.shared.slots;
@@ -72,8 +84,7 @@ fn a_notice_is_answered_behind_the_requests_of_the_engine() {
     assert_eq!((error.completion.context, error.err), cancelled);
     await_notices(&server, |notices| notices == (0, 0));
     assert!(!slots.has_requests());
-    transfer((&client, &pairs[1].0), &server, 1);
-    transfer((&server, &pairs[1].1), &client, 2);
+    works([&client, &server], &pairs[1]);
 }
 
 /// The side that ends a connection has requests under way on a circuit that others use. The other
@@ -82,8 +93,7 @@ fn a_notice_is_answered_behind_the_requests_of_the_engine() {
 fn what_late_requests_access_is_kept_by_the_side_that_is_told() {
     let ([client, server], pairs) = two_pairs(&device());
     let target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
-    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
-    let sink = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
+    let [source, sink] = source_and_sink([&client, &server]);
     write(&pairs[0].0, &source, 1);
     assert_eq!(client.completion().context, 1);
     send(&pairs[0].0, &source, 3);
@@ -104,8 +114,7 @@ fn what_late_requests_access_is_kept_by_the_side_that_is_told() {
     });
     await_free_keys(&server);
     await_notices(&server, |notices| notices == (0, 0));
-    transfer((&client, &pairs[1].0), &server, 1);
-    transfer((&server, &pairs[1].1), &client, 2);
+    works([&client, &server], &pairs[1]);
 }
 
 /// The application reads the end of a connection and closes a region before the driver has sent the
@@ -169,20 +178,12 @@ fn the_end_of_a_closed_endpoint_waits_for_a_thread_that_posts() {
 #[test]
 fn a_context_waits_for_the_late_requests_of_a_peer_that_has_told_its_end() {
     let ([client, server], pairs) = two_pairs(&device());
-    let source = Buffer::with_key(&client.domain, LEN, Access::all(), 1);
-    let sink = Buffer::with_key(&server.domain, LEN, Access::all(), 2);
+    let [source, sink] = source_and_sink([&client, &server]);
     send(&pairs[0].0, &source, 3);
     pairs[0].0.shutdown().unwrap();
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
     pairs[0].1.close();
-    let returned = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            server.srx.await_notices();
-            returned.store(true, Ordering::Release);
-        });
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!returned.load(Ordering::Acquire));
+    waits_for_notices(&server, || {
         server.post(&sink);
         assert_eq!(client.completion().context, 3);
         assert_eq!(server.completion().context, 7);
@@ -260,8 +261,7 @@ fn a_probe_that_is_left_ends_no_circuit() {
     server.post(&sink);
     assert_eq!(client.completion().context, 3);
     assert_eq!(server.completion().context, 7);
-    transfer((&client, &pairs[1].0), &server, 1);
-    transfer((&server, &pairs[1].1), &client, 2);
+    works([&client, &server], &pairs[1]);
 }
 
 /// A circuit breaks by a request of an endpoint whose connection has ended, or which is being
