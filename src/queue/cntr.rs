@@ -30,7 +30,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
 
-use crate::queue::event_cell::{Cell, Watch};
+use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::queue::pollers::{Answer, Pollers};
 use crate::queue::wait::{Timer, WaitSet, deadline, pause};
 use crate::queue::{CompletionQueue, QueueDomain, WaitKind};
@@ -663,6 +663,8 @@ pub(crate) struct Counters {
     recv: OnceLock<Arc<Counter>>,
     read: OnceLock<Arc<Counter>>,
     write: OnceLock<Arc<Counter>>,
+    /// Counters of the peers' operations, by [`Event`].
+    remote: [OnceLock<Arc<Counter>>; Event::ALL.len()],
 }
 
 impl Counters {
@@ -687,12 +689,15 @@ impl Counters {
         }
     }
 
-    /// Binds a counter of these kinds.
+    /// Binds a counter of these kinds, `REMOTE_READ` and `REMOTE_WRITE` included.
     ///
     /// # Errors
     /// `EINVAL`: one of the kinds has a counter.
     pub(crate) fn bind(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
-        let places = || kinds.iter().filter_map(|kind| self.place(kind));
+        let places = || {
+            let own = kinds.iter().filter_map(|kind| self.place(kind));
+            own.chain(Event::of(kinds).map(|event| &self.remote[event as usize]))
+        };
         if places().any(|place| place.get().is_some()) {
             return Err(FiErrno::EINVAL);
         }
@@ -715,6 +720,19 @@ impl Counters {
         }
     }
 
+    /// Counts an operation of a peer.
+    pub(crate) fn count_remote(&self, event: Event) {
+        if let Some(counter) = self.remote[event as usize].get() {
+            counter.count(1);
+        }
+    }
+
+    /// The counters of the peers' operations.
+    pub(crate) fn remote(&self) -> impl Iterator<Item = (Event, &Arc<Counter>)> {
+        let counter = |event| Some((event, self.remote[event as usize].get()?));
+        Event::ALL.into_iter().filter_map(counter)
+    }
+
     /// The counters of the transmit side.
     pub(crate) fn tx(&self) -> impl Iterator<Item = &Arc<Counter>> {
         [&self.send, &self.read, &self.write]
@@ -734,7 +752,7 @@ mod tests {
 
     use super::*;
     use crate::domain::{Domain, DomainConfig};
-    use crate::queue::event_cell::{Cells, Event};
+    use crate::queue::event_cell::Cells;
     use crate::verbs::Pd;
 
     static STEPS: Barrier = Barrier::new(2);

@@ -63,16 +63,21 @@ pub(crate) enum Event {
 }
 
 impl Event {
+    /// In the order of their numbers.
+    pub(crate) const ALL: [Self; WORDS] = [Self::Write, Self::Read];
+
     /// The events that a counter with these flags counts.
     pub(crate) fn of(kinds: Flags) -> impl Iterator<Item = Self> + Clone {
-        let all = [
-            (Flags::REMOTE_WRITE, Self::Write),
-            (Flags::REMOTE_READ, Self::Read),
-        ];
-        let asked = all
-            .into_iter()
-            .filter(move |(kind, _)| kinds.contains(*kind));
-        asked.map(|(_, event)| event)
+        let asked = move |event: &Self| kinds.contains(event.kind());
+        Self::ALL.into_iter().filter(asked)
+    }
+
+    /// The flag of the event in `fi_cntr(3)`.
+    fn kind(self) -> Flags {
+        match self {
+            Self::Write => Flags::REMOTE_WRITE,
+            Self::Read => Flags::REMOTE_READ,
+        }
     }
 
     /// Offset of the event's word in the cell, in bytes.

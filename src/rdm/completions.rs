@@ -11,6 +11,7 @@ use super::receives::MultiBuffer;
 use super::rma::Fault;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
+use crate::queue::event_cell::Event;
 use crate::queue::source::Sink;
 use crate::queue::{Completion, CompletionError, Counters};
 use crate::wire::rdm::Credit;
@@ -107,6 +108,12 @@ impl Completions {
             bound: [true; 2],
             ..Self::default()
         }
+    }
+
+    /// Counts an operation of a peer, or of the endpoint itself, on a region of this side that this
+    /// side has executed.
+    pub(super) fn count_remote(&self, event: Event) {
+        self.counters.count_remote(event);
     }
 
     #[inline]

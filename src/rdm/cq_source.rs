@@ -1,8 +1,8 @@
 //! An endpoint as a source of completion queues: a read of a queue makes progress at the endpoint,
 //! and takes its entries.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use biased_lock::MutexGuard;
 
@@ -30,7 +30,8 @@ pub(super) struct CqSource {
     sends: bool,
     /// Receives are one of them.
     receives: bool,
-    wait: Option<WakeEvent>,
+    /// Absent if no thread sleeps on the queue, nor on a counter of the endpoint.
+    wait: OnceLock<WakeEvent>,
     /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
     /// decremented by each progress call, so that a queue that is polled again is not armed any
     /// more. When it becomes 0, the thread has been woken.
@@ -49,18 +50,31 @@ impl CqSource {
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
     pub(super) fn new(shared: &Arc<Shared>, sides: Vec<Side>, waits: bool) -> Result<Arc<Self>> {
-        let wait = match waits {
-            true => Some(WakeEvent::new()?),
-            false => None,
-        };
-        Ok(Arc::new(Self {
+        let source = Self {
             shared: Arc::clone(shared),
             receives: sides.contains(&Side::Rx),
             sends: sides.contains(&Side::Tx),
             sides,
-            wait,
+            wait: OnceLock::new(),
             armed: AtomicU32::new(0),
-        }))
+        };
+        if waits {
+            source.make_wakeable()?;
+        }
+        Ok(Arc::new(source))
+    }
+
+    /// Gives the source a descriptor, for threads that will sleep on a counter. The caller has the
+    /// lock of the endpoint's control state.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`: resources of the process.
+    pub(super) fn make_wakeable(&self) -> Result<()> {
+        if self.wait.get().is_none() {
+            // not set meanwhile: the caller has the lock
+            let _ = self.wait.set(WakeEvent::new()?);
+        }
+        Ok(())
     }
 
     pub(super) fn has(&self, state: &State) -> bool {
@@ -248,7 +262,7 @@ impl CqSource {
 
     pub(super) fn wake(&self) {
         self.armed.store(0, Ordering::Relaxed);
-        if let Some(wait) = &self.wait {
+        if let Some(wait) = self.wait.get() {
             wait.wake();
         }
     }
@@ -258,11 +272,7 @@ impl Drop for CqSource {
     /// A child of the process may have a copy of the descriptor, which keeps it in the wait objects
     /// of counters: there it would be readable until the child ends.
     fn drop(&mut self) {
-        if let Some(wait) = self
-            .wait
-            .as_ref()
-            .filter(|_| self.shared.is_of_this_process())
-        {
+        if let Some(wait) = self.wait.get().filter(|_| self.shared.is_of_this_process()) {
             wait.clear();
         }
     }
@@ -327,7 +337,7 @@ impl Source for CqSource {
             self.wake();
             return Ok(());
         }
-        if let Some(wait) = &self.wait {
+        if let Some(wait) = self.wait.get() {
             wait.clear();
         }
         self.armed.store(ARMED, Ordering::Relaxed);
@@ -337,6 +347,6 @@ impl Source for CqSource {
     }
 
     fn fd(&self) -> Option<std::os::fd::RawFd> {
-        self.wait.as_ref().map(WakeEvent::fd)
+        self.wait.get().map(WakeEvent::fd)
     }
 }

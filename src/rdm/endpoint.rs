@@ -37,7 +37,6 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::{Flags, OpFlags};
 use crate::log::info_log;
 use crate::mr::{Access, Mode, Scope, SourceKeys, random};
-use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqBinding, CqConfig, WaitKind};
@@ -359,12 +358,17 @@ impl Endpoint {
     /// and the peers' operations on regions of this side, `REMOTE_READ` and `REMOTE_WRITE`. Empty
     /// `kinds` bind nothing: fabtests bind so, and libfabric's own providers accept it.
     ///
+    /// An enabled endpoint accepts a counter too, as libfabric's own providers do: Sandia OpenSHMEM
+    /// binds those of its only endpoint so. The counter counts the operations that complete later.
+    ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
     /// - `EOPNOTSUPP`: `REMOTE_READ` or `REMOTE_WRITE` in a domain without events.
     /// - `EBADFLAGS`: any other flag.
     /// - `EDOMAIN`: a counter of another domain.
-    /// - `EOPBADSTATE`: enabled already.
+    /// - `EOPBADSTATE`: closed; or a kind is one of the peers' operations, and a peer is connected;
+    ///   or the process has not opened the enabled endpoint, but is a child of that which has.
+    /// - `EMFILE`, `ENOMEM`: resources of the process.
     pub fn bind_counter(self: &Arc<Self>, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !Arc::ptr_eq(counter.domain(), self.shared().domain.queues()) {
             return Err(FiErrno::EDOMAIN);
@@ -376,19 +380,16 @@ impl Endpoint {
         if kinds.intersects(remote) && !self.shared().domain.mr().counts() {
             return Err(FiErrno::EOPNOTSUPP);
         }
-        let _control = self.idle()?;
-        let mut bound = self.shared().remote_counters.lock();
-        let events = Event::of(kinds);
-        if bound
-            .iter()
-            .any(|(event, _)| events.clone().any(|new| new == *event))
-        {
-            return Err(FiErrno::EINVAL);
+        let control = self.common.control.lock();
+        if control.closed || control.enabled && !self.shared().is_of_this_process() {
+            return Err(FiErrno::EOPBADSTATE);
         }
-        self.shared()
-            .counters
-            .bind(counter, kinds & Counters::KINDS)?;
-        bound.extend(events.map(|event| (event, Arc::clone(counter))));
+        self.shared().bind_counter(counter, kinds)?;
+        for _ in (kinds & Counters::KINDS).iter() {
+            for (cq, _) in &control.sources {
+                counter.watch(cq);
+            }
+        }
         Ok(())
     }
 
@@ -681,7 +682,6 @@ impl Endpoint {
             rx,
             sizes,
         );
-        io.remote = shared.remote_counters.lock().clone();
         io.post_receives(64)?;
         let id = loop {
             if let Some(id) = EndpointId::new(random()?) {

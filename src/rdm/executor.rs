@@ -57,8 +57,6 @@ use crate::conn::REFUSAL_WAIT;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::mr::{Access, MrDomain, SourceKeys};
-use crate::queue::Counter;
-use crate::queue::event_cell::Event;
 use crate::rdm::link::cm::{Ended, LinkCm, Step};
 use crate::rdm::link::ending::Polled;
 use crate::rdm::link::links::{LinkRecord, Links, Posted};
@@ -151,8 +149,6 @@ pub(super) struct Executor {
     pub(super) not_executed: Option<u32>,
     /// See [`REFUSAL_WAIT`]; 0 if the device reports it.
     pub(super) answer: Duration,
-    /// The counters of the peers' operations, for those that this side executes.
-    pub(super) remote: Vec<(Event, Arc<Counter>)>,
     /// The link of the packet that is being processed.
     arriving: Option<LinkKey>,
     /// The peer of the last message of one buffer that was written to a ring, and the next slot of
@@ -331,7 +327,6 @@ impl Executor {
             accepts: sizes.accepts,
             not_executed,
             answer,
-            remote: Vec::new(),
             arriving: None,
             next_slot: None,
             messages: 0,

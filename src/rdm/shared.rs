@@ -33,7 +33,9 @@ use crate::av::FiAddr;
 use crate::conn::{ConnectRequest, Driver, Tuning, Turn};
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
 use crate::log::warn_log;
+use crate::mr::Directory;
 use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::queue::{Counter, Counters};
 use crate::rdm::link::block::LinkBlock;
@@ -131,6 +133,26 @@ impl std::fmt::Debug for State {
     }
 }
 
+/// Whether the peers of an endpoint count their operations: decided by the first link, whose peer
+/// gets the address of the cell.
+#[derive(Debug, Default)]
+enum EventCell {
+    #[default]
+    Undecided,
+    /// No counter was bound.
+    Absent,
+    Made(Arc<Cell>),
+}
+
+impl EventCell {
+    fn made(&self) -> Option<&Arc<Cell>> {
+        match self {
+            Self::Made(cell) => Some(cell),
+            Self::Undecided | Self::Absent => None,
+        }
+    }
+}
+
 /// See the module.
 pub(super) struct Shared {
     this: Weak<Self>,
@@ -155,10 +177,8 @@ pub(super) struct Shared {
     pub(super) parked: ParkedIds,
     /// What links ask of the driver.
     driver_requests: Mutex<Vec<DriverRequest>>,
-    /// Counters of the peers' operations, bound before the endpoint is enabled, and the event cell
-    /// in which the peers count them.
-    pub(super) remote_counters: Mutex<Vec<(Event, Arc<Counter>)>>,
-    cell: OnceLock<Arc<Cell>>,
+    /// The event cell in which the peers count their operations, for the counters of these.
+    event_cell: Mutex<EventCell>,
     /// As if the device had no rings.
     #[cfg(test)]
     pub(super) no_rings: std::sync::atomic::AtomicBool,
@@ -199,8 +219,7 @@ impl Shared {
             cq_sources: Mutex::default(),
             parked: ParkedIds::default(),
             driver_requests: Mutex::default(),
-            remote_counters: Mutex::default(),
-            cell: OnceLock::new(),
+            event_cell: Mutex::default(),
             #[cfg(test)]
             no_rings: false.into(),
             #[cfg(test)]
@@ -431,6 +450,48 @@ impl Shared {
         }
     }
 
+    /// Binds a counter, with its kinds checked (`fi_ep_bind(3)`). The caller has the lock of the
+    /// endpoint's control state.
+    ///
+    /// # Errors
+    /// - `EINVAL`: a kind has a counter already.
+    /// - `EOPBADSTATE`: a peer is connected, and would not count operations of these kinds.
+    /// - `EMFILE`, `ENOMEM`: resources of the process.
+    pub(super) fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
+        let event_cell = self.event_cell.lock();
+        let events = Event::of(kinds);
+        if matches!(*event_cell, EventCell::Absent) && events.clone().next().is_some() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        if counter.waits() {
+            let sources = self.cq_sources.lock();
+            sources
+                .iter()
+                .try_for_each(|source| source.make_wakeable())?;
+        }
+        self.counters.bind(counter, kinds)?;
+        if let EventCell::Made(cell) = &*event_cell {
+            events.for_each(|event| counter.follow(Watch::new(cell, event)));
+        }
+        Ok(())
+    }
+
+    /// The event cell of a new link, `None` without counters of the peers' operations.
+    fn event_cell(&self, directory: &Directory) -> Result<Option<Arc<Cell>>> {
+        let mut event_cell = self.event_cell.lock();
+        if matches!(*event_cell, EventCell::Undecided) {
+            let mut counters = self.counters.remote().peekable();
+            *event_cell = if counters.peek().is_none() {
+                EventCell::Absent
+            } else {
+                let cell = directory.event_cell()?;
+                counters.for_each(|(event, counter)| counter.follow(Watch::new(&cell, event)));
+                EventCell::Made(cell)
+            };
+        }
+        Ok(event_cell.made().cloned())
+    }
+
     /// The connection block of a link. `qp`: that of the link, which has none on a circuit.
     /// Acquires the lock of the key directory, and registers memory.
     pub(super) fn create_block(
@@ -442,27 +503,18 @@ impl Shared {
             return Ok(None);
         }
         let directory = self.domain.mr().directory(&self.pd)?;
-        let counters = self.remote_counters.lock().clone();
-        if self.cell.get().is_none() && !counters.is_empty() {
-            let cell = directory.event_cell()?;
-            for (event, counter) in counters {
-                counter.follow(Watch::new(&cell, event));
-            }
-            // the driver alone creates links
-            let _ = self.cell.set(cell);
-        }
-        let block = directory.block(self.cell.get().cloned())?;
+        let block = directory.block(self.event_cell(&directory)?)?;
         Ok(Some(LinkBlock::new(&self.this, link, qp, block)))
     }
 
     /// Adds the last operations of the peers, whose links have ended, to the counters, which keep
     /// the event cell no longer.
     pub(super) fn leave_cell(&self) {
-        let Some(cell) = self.cell.get() else {
+        let event_cell = self.event_cell.lock();
+        let Some(cell) = event_cell.made() else {
             return;
         };
-        let counters = self.remote_counters.lock().clone();
-        for (_, counter) in counters {
+        for (_, counter) in self.counters.remote() {
             counter.leave(cell);
         }
     }

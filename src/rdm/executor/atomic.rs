@@ -190,9 +190,8 @@ impl Executor {
             true => Event::Read,
             false => Event::Write,
         };
-        let counts = |(of, _): &&(Event, _)| atomic.last && *of == event;
-        for (_, counter) in self.remote.iter().filter(counts) {
-            counter.count(1);
+        if atomic.last {
+            self.completions.count_remote(event);
         }
         Ok(if atomic.fetches { change.len() } else { 0 })
     }

@@ -3,8 +3,6 @@
 
 #![allow(unsafe_code, reason = "copies from and to buffers of the application")]
 
-use std::sync::Arc;
-
 use super::Executor;
 use super::rma_recovery::refused_part;
 use crate::errno::{FiErrno, Result};
@@ -134,7 +132,7 @@ impl Executor {
             }
             if result.is_ok() {
                 if counted.by_endpoint {
-                    self.count_own(event);
+                    self.completions.count_remote(event);
                 }
                 (next, generation) = ((next.0 + 1, 0), None);
             }
@@ -331,20 +329,6 @@ impl Executor {
         peers.dedup();
         for peer in peers {
             self.loop_back_before(peer, u64::MAX);
-        }
-    }
-
-    /// Counts an operation on a region of this side, as the counters of the endpoint want it.
-    fn count_own(&self, event: Event) {
-        let Some(shared) = self.shared.upgrade() else {
-            return;
-        };
-        let counters = shared.remote_counters.lock();
-        let counter = counters.iter().find(|(counted, _)| *counted == event);
-        let counter = counter.map(|(_, counter)| Arc::clone(counter));
-        drop(counters);
-        if let Some(counter) = counter {
-            counter.count(1);
         }
     }
 }

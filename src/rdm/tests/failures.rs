@@ -246,6 +246,64 @@ fn a_counter_leaves_the_queue_of_an_endpoint_that_ends() {
     });
 }
 
+/// Counters that are bound to an enabled endpoint wake their waiters, although its queue has no wait
+/// object; those of the peers' operations are accepted until a peer is connected.
+#[test]
+fn an_enabled_endpoint_accepts_counters() {
+    let domain = counting_domain();
+    Transport::each(|transport| {
+        let config = EndpointConfig {
+            rma: true,
+            target: true,
+            ..transport.config()
+        };
+        let silent = CqConfig {
+            wait: WaitKind::None,
+            ..CqConfig::default()
+        };
+        let counter = || Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+        let (received, accessed) = (counter(), counter());
+        let a = End::with(&domain, config.clone(), 0);
+        let ep = Endpoint::new(&domain, config).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), silent).unwrap();
+        let av = AddressVector::open(4).unwrap();
+        ep.bind_vector(&av).unwrap();
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
+            .unwrap();
+        ep.enable().unwrap();
+        let kind = Flags::REMOTE_WRITE;
+        for (counter, kind) in [(&received, Flags::RECV), (&accessed, kind)] {
+            ep.bind_counter(counter, kind).unwrap();
+            assert_eq!(ep.bind_counter(counter, kind), Err(FiErrno::EINVAL));
+        }
+        let b = End { ep, cq, av };
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 2);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| received.wait(1, LIMIT));
+            // it sleeps, or will find the message at once
+            std::thread::sleep(Duration::from_millis(20));
+            a.send(a.knows(&b), None, &[7; 8], 1);
+            while !waiter.is_finished() {
+                a.cq.progress().unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        });
+        assert_eq!((received.read(), accessed.watched()), (1, 1));
+        let late = Flags::REMOTE_READ;
+        let bound = b.ep.bind_counter(&accessed, late);
+        assert_eq!(bound, Ok(()), "the cell has a word for them");
+        assert_eq!(accessed.watched(), 2);
+        let kind = Flags::REMOTE_WRITE;
+        assert_eq!(
+            a.ep.bind_counter(&accessed, kind),
+            Err(FiErrno::EOPBADSTATE),
+            "the peer has been told that nothing counts"
+        );
+    });
+}
+
 /// A counter of the peers' operations keeps nothing of an endpoint that is closed.
 #[test]
 fn a_closed_endpoint_leaves_the_counters_of_its_peers() {

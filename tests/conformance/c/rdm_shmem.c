@@ -7,6 +7,8 @@
  *   rdm_shmem event PROV NODE     FI_RMA_EVENT; no mr_mode bit
  *   rdm_shmem bits PROV NODE      FI_RMA_EVENT; FI_MR_RMA_EVENT and FI_MR_ENDPOINT
  *   rdm_shmem virtual PROV NODE   no FI_RMA_EVENT; FI_MR_VIRT_ADDR
+ *   rdm_shmem late PROV NODE      as `event`; the endpoint is enabled before it has counters, as
+ *                                 that of Sandia OpenSHMEM
  *
  * A further argument `auto` requests FI_PROGRESS_AUTO, one after it is the number of rounds; NODE
  * `-` stands for none. Ends with 0, with 77 if the form is not offered, or says what went wrong. Plain
@@ -37,6 +39,7 @@ static uint64_t sent[PES], fetched[PES]; /* operations that write, and those tha
 static fi_addr_t pe_addr[PES];
 static uint8_t *scratch;
 static unsigned rounds = 2000;
+static bool late; /* counters are bound to the enabled endpoint */
 
 /* ---- the library ---- */
 
@@ -204,9 +207,12 @@ static void open_library(uint64_t caps, int bits)
 	MUST(fi_endpoint(side.domain, side.info, &side.ep, NULL));
 	MUST(fi_ep_bind(side.ep, &side.av->fid, 0));
 	MUST(fi_ep_bind(side.ep, &side.tx->fid, FI_TRANSMIT | FI_SELECTIVE_COMPLETION));
+	if (late)
+		MUST(fi_enable(side.ep));
 	MUST(fi_ep_bind(side.ep, &put_cntr->fid, FI_WRITE));
 	MUST(fi_ep_bind(side.ep, &get_cntr->fid, FI_READ));
-	MUST(fi_enable(side.ep));
+	if (!late)
+		MUST(fi_enable(side.ep));
 	MUST(fi_mr_reg(side.domain, NULL, SIZE_MAX, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 1, mr_mode(&side) & FI_MR_RMA_EVENT ? FI_RMA_EVENT : 0, &space, NULL));
 	if (caps & FI_RMA_EVENT) {
 		events = counter(&side);
@@ -394,6 +400,12 @@ static void program(uint64_t caps, int bits)
 static void plain(void) { program(FI_RMA | FI_ATOMIC, 0); }
 static void event_counter(void) { program(FI_RMA | FI_ATOMIC | FI_RMA_EVENT, 0); }
 static void event_bits(void) { program(FI_RMA | FI_ATOMIC | FI_RMA_EVENT, FI_MR_RMA_EVENT | FI_MR_ENDPOINT); }
+static void late_counters(void)
+{
+	late = true;
+	event_counter();
+}
+
 static void virtual_addresses(void) { program(FI_RMA | FI_ATOMIC, FI_MR_VIRT_ADDR); }
 
 int main(int argc, char **argv)
@@ -403,6 +415,7 @@ int main(int argc, char **argv)
 		{ "event", event_counter, PES },
 		{ "bits", event_bits, PES },
 		{ "virtual", virtual_addresses, PES },
+		{ "late", late_counters, PES },
 	};
 
 	if (argc > 5)

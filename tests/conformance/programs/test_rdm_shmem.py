@@ -27,6 +27,9 @@ class RdmShmem(common.CProgram):
     def test_virtual_addresses(self):
         self.succeeds("virtual")
 
+    def test_counters_of_an_enabled_endpoint(self):
+        self.succeeds("late")
+
 
 class RdmShmemOnXrc(RdmShmem):
     XRC = True
