@@ -18,9 +18,9 @@
 //! Duties of the caller (`docs/softverbs-ring.md`, "Duties of the caller"):
 //!
 //! - The steps before sleeping are done in this order before *each* sleep, also after a call of
-//!   [`Cq::drain_channel`](super::Cq::drain_channel), which arms the queue again instead of
-//!   [`Cq::req_notify`](super::Cq::req_notify). A wake-up that an earlier step could have
-//!   missed is found by the last post.
+//!   [`Cq::drain_channel`](super::Cq::drain_channel), which may take the request of
+//!   [`Cq::arm`](super::Cq::arm). A wake-up that an earlier step could have missed is found by the
+//!   last post.
 //! - The calls on rings make no progress of the device. Only polls of a completion queue, arming
 //!   and the channel's descriptor detect the end of a peer.
 //! - Before each sleep the room of all messages that were taken is given back.

@@ -9,7 +9,7 @@ use rdma_core_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 use super::Cq;
 use crate::process::Process;
 use crate::sync::Lock;
-use crate::sys::{Epoll, Errno, Grow, Pipe, Res, room};
+use crate::sys::{Epoll, Errno, Grow, Pipe, Res, epoll_readable, room};
 
 /// A completion channel. The C object comes first, so a pointer to it is also a pointer to this.
 #[repr(C)]
@@ -77,7 +77,8 @@ impl Channel {
                 events.push_back(cq);
             }
         }
-        drop(events);
+        // Under the lock: a thread that takes the event also empties the pipe, and a later ring would
+        // make the channel readable without an event.
         self.pipe.ring();
     }
 
@@ -109,7 +110,19 @@ impl Channel {
         }
     }
 
+    /// Takes an event that no completion has raised, of a queue that is armed.
+    fn take_armed(&self) -> Option<&'static Cq> {
+        let cqs = self.cqs.lock();
+        let mut cqs = cqs.iter().filter_map(|&index| self.process.cqs.get(index));
+        // `detach` waits for the lock, so the thread that destroys the queue finds the event.
+        cqs.find(|cq| cq.take_armed())
+    }
+
     fn next(&self) -> Res<&'static Cq> {
+        if let Some(cq) = self.pop() {
+            return Ok(cq);
+        }
+        let readable = self.epoll.nonblocking() && epoll_readable(self.epoll.fd(), 0)?;
         loop {
             if let Some(cq) = self.pop() {
                 return Ok(cq);
@@ -130,7 +143,11 @@ impl Channel {
                 return Ok(cq);
             }
             if self.epoll.nonblocking() {
-                return Err(Errno(libc::EAGAIN));
+                // Programs take a readable channel for one with an event, and some of them end at
+                // `EAGAIN`. An event of a queue without completions is usual: a poll can take the
+                // completion of an event before the program reads the event.
+                let armed = readable.then(|| self.take_armed()).flatten();
+                return armed.ok_or(Errno(libc::EAGAIN));
             }
             self.epoll.sleep()?;
         }

@@ -300,12 +300,30 @@ impl Cq {
 
     /// Raises the requested event, unless another thread has raised it.
     fn raise(&self) {
-        if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
-            self.publish_disarmed();
-            if let Some(channel) = self.channel() {
-                channel.push(self.index);
-            }
+        if self.withdraw()
+            && let Some(channel) = self.channel()
+        {
+            channel.push(self.index);
         }
+    }
+
+    /// Withdraws the requested event. Returns false if none is requested.
+    fn withdraw(&self) -> bool {
+        let armed = self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT;
+        if armed {
+            self.publish_disarmed();
+        }
+        armed
+    }
+
+    /// Counts the requested event as one that `ibv_get_cq_event` returns. Returns false if none is
+    /// requested.
+    fn take_armed(&self) -> bool {
+        let armed = self.withdraw();
+        if armed {
+            self.event_taken();
+        }
+        armed
     }
 
     /// Whether completions were lost, so that the queue and the queue pairs that complete here are
