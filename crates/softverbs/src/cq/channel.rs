@@ -302,4 +302,32 @@ mod tests {
             }
         }
     }
+
+    /// A program that reads an event when the channel is readable finds one, if a queue is armed.
+    #[test]
+    fn a_readable_channel_has_an_event_of_an_armed_queue() {
+        let verbs = &crate::backend().verbs;
+        let context = test_context();
+        // SAFETY: live objects, which are never destroyed; writable outputs.
+        unsafe {
+            let channel = (verbs.ibv_create_comp_channel)(context);
+            let fd = (*channel).fd;
+            assert_eq!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
+            let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
+            let process = Channel::from_ptr(channel).process;
+            let (mut cq, mut cq_context) = (null_mut(), null_mut());
+            let mut get = || get_cq_event(channel, &raw mut cq, &raw mut cq_context);
+            assert_eq!(req_notify(created, 0), 0);
+            assert!(!epoll_readable(fd, 0).unwrap());
+            assert_eq!(get(), Err(Errno(libc::EAGAIN)), "not readable");
+            process.wake_up();
+            assert!(epoll_readable(fd, 0).unwrap());
+            assert_eq!(get(), Ok(()));
+            process.wake_up();
+            assert_eq!(get(), Err(Errno(libc::EAGAIN)), "not armed");
+            assert_eq!(cq, created);
+            ack_cq_events(cq, 1);
+            assert_eq!((verbs.ibv_destroy_cq)(created), 0);
+        }
+    }
 }
