@@ -11,6 +11,9 @@ use crate::process::Process;
 use crate::sync::Lock;
 use crate::sys::{Epoll, Errno, Grow, Pipe, Res, epoll_readable, room};
 
+/// The token of the process's wake set; the channel's pipe has 0.
+const WAKE: u64 = 1;
+
 /// A completion channel. The C object comes first, so a pointer to it is also a pointer to this.
 #[repr(C)]
 pub(crate) struct Channel {
@@ -20,8 +23,10 @@ pub(crate) struct Channel {
     epoll: Epoll,
     /// Indices of the queues that received a completion after they were armed.
     events: Lock<VecDeque<u32>>,
-    /// Indices of the queues that use the channel.
+    /// Indices of the queues that use the channel. Acquired before `events`.
     cqs: Lock<Vec<u32>>,
+    /// [`Process::removed_wakes`] when a call on the channel last looked at it.
+    seen_wakes: AtomicU32,
     pub(crate) users: AtomicU32,
 }
 
@@ -46,20 +51,52 @@ impl Channel {
         events.make_room(room)?;
         drop(events);
         cqs.try_push(cq)?;
+        if more == 1 {
+            // A channel without queues is not readable, as there is no event.
+            let added = self.epoll.add(self.process.wake.fd(), WAKE);
+            added.inspect_err(|_| {
+                cqs.pop();
+            })?;
+        }
         self.users.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     /// Removes a queue and its queued events.
     pub(crate) fn detach(&self, cq: u32) {
-        self.cqs.lock().retain(|&index| index != cq);
-        self.events.lock().retain(|&index| index != cq);
+        let mut cqs = self.cqs.lock();
+        cqs.retain(|&index| index != cq);
+        if cqs.is_empty() {
+            self.epoll.remove(self.process.wake.fd());
+        }
+        drop(cqs);
+        let mut events = self.events.lock();
+        let before = events.len();
+        events.retain(|&index| index != cq);
+        let was_last = events.is_empty() && before != 0;
+        if was_last {
+            self.pipe.drain();
+        }
+        drop(events);
+        if was_last {
+            self.be_quiet();
+        }
         self.users.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Queues an event and makes the channel readable.
-    pub(crate) fn push(&self, cq: u32) {
+    /// Queues the event that the application has requested of a queue, if it has, and makes the
+    /// channel readable. Under the lock of the events, so that a thread that has this lock finds
+    /// the request or the event; and that a thread that takes the event and empties the pipe does
+    /// so after the ring, which would make the channel readable without an event.
+    pub(super) fn raise(&self, cq: &Cq) {
         let mut events = self.events.lock();
+        if cq.withdraw() {
+            Self::add(&mut events, cq.index());
+            self.pipe.ring();
+        }
+    }
+
+    fn add(events: &mut VecDeque<u32>, cq: u32) {
         if events.try_push(cq).is_err() {
             // Without memory for one more: keeps one event per queue, which wakes every waiting
             // thread.
@@ -77,9 +114,6 @@ impl Channel {
                 events.push_back(cq);
             }
         }
-        // Under the lock: a thread that takes the event also empties the pipe, and a later ring would
-        // make the channel readable without an event.
-        self.pipe.ring();
     }
 
     fn pop(&self) -> Option<&'static Cq> {
@@ -93,12 +127,25 @@ impl Channel {
             // below
             self.pipe.drain();
             drop(events);
-            // A late ring for an earlier message may have cleared a word that a queue has armed
-            // since.
-            self.rearm();
-            self.process.after_arming(&self.pipe);
+            self.be_quiet();
         }
         Some(cq)
+    }
+
+    /// Makes the progress for which the channel would be readable without an event. Peers have rung
+    /// for messages that this call finds, and their rings may have withdrawn requests that were
+    /// made since.
+    fn be_quiet(&self) {
+        self.rearm();
+        self.process.prepare_sleep();
+        self.note_wakes();
+    }
+
+    /// Returns whether a thread has removed what made the channel readable since the last call, for
+    /// another reason than an event.
+    fn note_wakes(&self) -> bool {
+        let now = self.process.removed_wakes();
+        self.seen_wakes.swap(now, Ordering::Relaxed) != now
     }
 
     /// Arms the queues that still wait again: peers ring only for armed queues, and an earlier ring
@@ -113,16 +160,25 @@ impl Channel {
     /// Takes an event that no completion has raised, of a queue that is armed.
     fn take_armed(&self) -> Option<&'static Cq> {
         let cqs = self.cqs.lock();
-        let mut cqs = cqs.iter().filter_map(|&index| self.process.cqs.get(index));
-        // `detach` waits for the lock, so the thread that destroys the queue finds the event.
-        cqs.find(|cq| cq.take_armed())
+        let events = self.events.lock();
+        let mut queues = cqs.iter().filter_map(|&index| self.process.cqs.get(index));
+        let taken = queues.find(|cq| cq.withdraw())?;
+        // Under the locks, for which the thread that destroys the queue waits: it finds the event.
+        taken.event_taken();
+        drop((events, cqs));
+        // a request that another thread has made meanwhile may have been withdrawn with the first
+        self.be_quiet();
+        Some(taken)
     }
 
     fn next(&self) -> Res<&'static Cq> {
         if let Some(cq) = self.pop() {
             return Ok(cq);
         }
-        let readable = self.epoll.nonblocking() && epoll_readable(self.epoll.fd(), 0)?;
+        let nonblocking = self.epoll.nonblocking();
+        // poll(2) can be interrupted though it does not wait
+        let readable = nonblocking && epoll_readable(self.epoll.fd(), 0) == Ok(true);
+        let removed = self.note_wakes();
         loop {
             if let Some(cq) = self.pop() {
                 return Ok(cq);
@@ -137,17 +193,17 @@ impl Channel {
                 self.pipe.drain();
             }
             drop(events);
-            self.rearm();
-            self.process.prepare_sleep();
+            self.be_quiet();
             if let Some(cq) = self.pop() {
                 return Ok(cq);
             }
-            if self.epoll.nonblocking() {
+            if nonblocking {
                 // Programs take a readable channel for one with an event, and some of them end at
                 // `EAGAIN`. An event of a queue without completions is usual: a poll can take the
                 // completion of an event before the program reads the event.
-                let armed = readable.then(|| self.take_armed()).flatten();
-                return armed.ok_or(Errno(libc::EAGAIN));
+                let armed = (readable || removed).then(|| self.take_armed());
+                let next = armed.flatten().or_else(|| self.pop());
+                return next.ok_or(Errno(libc::EAGAIN));
             }
             self.epoll.sleep()?;
         }
@@ -162,7 +218,6 @@ pub(crate) fn create_channel(
     let pipe = Pipe::new()?;
     let epoll = Epoll::new()?;
     epoll.add(pipe.read_fd(), 0)?;
-    epoll.add(process.wake.fd(), 1)?;
     let room = room()?;
     process.channels.lock().try_push(pipe.read_fd())?;
     let channel = Channel {
@@ -176,6 +231,7 @@ pub(crate) fn create_channel(
         epoll,
         events: Lock::new(VecDeque::new()),
         cqs: Lock::new(Vec::new()),
+        seen_wakes: AtomicU32::new(process.removed_wakes()),
         users: AtomicU32::new(0),
     };
     Ok(Box::into_raw(Box::write(room, channel)).cast())
@@ -243,26 +299,36 @@ pub(crate) unsafe fn ack_cq_events(cq: *mut ibv_cq, count: u32) {
     }
 }
 
-/// Events of other threads that come while a test waits for one.
+/// What other threads do in tests between two steps of this one.
 #[cfg(all(test, not(loom)))]
-mod before_drain {
-    use std::cell::Cell;
+macro_rules! between {
+    ($name:ident) => {
+        pub(super) mod $name {
+            use std::cell::Cell;
 
-    type Action = Box<dyn FnOnce()>;
+            type Action = Box<dyn FnOnce()>;
 
-    thread_local!(static NEXT: Cell<Option<Action>> = const { Cell::new(None) });
+            thread_local!(static NEXT: Cell<Option<Action>> = const { Cell::new(None) });
 
-    /// Runs `action` once, when this thread finds no event.
-    pub(super) fn once(action: impl FnOnce() + 'static) {
-        NEXT.set(Some(Box::new(action)));
-    }
+            /// Runs `action` once, at this place.
+            pub(in crate::cq) fn once(action: impl FnOnce() + 'static) {
+                NEXT.set(Some(Box::new(action)));
+            }
 
-    pub(super) fn run() {
-        if let Some(action) = NEXT.take() {
-            action();
+            pub(in crate::cq) fn run() {
+                if let Some(action) = NEXT.take() {
+                    action();
+                }
+            }
         }
-    }
+    };
 }
+// the thread has found no event
+#[cfg(all(test, not(loom)))]
+between!(before_drain);
+// the thread has withdrawn a request, which is still published
+#[cfg(all(test, not(loom)))]
+between!(before_disarm);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -303,6 +369,31 @@ mod tests {
         }
     }
 
+    /// A request that another thread makes while an event is taken without a completion stays
+    /// published: the peers ring for it.
+    #[test]
+    fn a_request_beside_a_taken_event_stays() {
+        let verbs = &crate::backend().verbs;
+        let context = test_context();
+        // SAFETY: live objects, which are never destroyed; writable outputs.
+        unsafe {
+            let channel = (verbs.ibv_create_comp_channel)(context);
+            let fd = (*channel).fd;
+            assert_eq!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
+            let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
+            let at = created as usize;
+            assert_eq!(req_notify(created, 0), 0);
+            Channel::from_ptr(channel).process.wake_up();
+            before_disarm::once(move || assert_eq!(req_notify(at as *mut ibv_cq, 0), 0));
+            let (mut cq, mut cq_context) = (null_mut(), null_mut());
+            let taken = get_cq_event(channel, &raw mut cq, &raw mut cq_context);
+            assert_eq!((taken, cq), (Ok(()), created));
+            ack_cq_events(cq, 1);
+            let queue = Cq::from_ptr(created);
+            assert!(queue.is_armed() && !queue.is_withdrawn());
+        }
+    }
+
     /// A program that reads an event when the channel is readable finds one, if a queue is armed.
     #[test]
     fn a_readable_channel_has_an_event_of_an_armed_queue() {
@@ -313,8 +404,10 @@ mod tests {
             let channel = (verbs.ibv_create_comp_channel)(context);
             let fd = (*channel).fd;
             assert_eq!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
-            let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
             let process = Channel::from_ptr(channel).process;
+            process.wake_up();
+            assert!(!epoll_readable(fd, 0).unwrap(), "no queue");
+            let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
             let (mut cq, mut cq_context) = (null_mut(), null_mut());
             let mut get = || get_cq_event(channel, &raw mut cq, &raw mut cq_context);
             assert_eq!(req_notify(created, 0), 0);
@@ -325,9 +418,23 @@ mod tests {
             assert_eq!(get(), Ok(()));
             process.wake_up();
             assert_eq!(get(), Err(Errno(libc::EAGAIN)), "not armed");
+            // another thread makes progress after the program has found the channel readable
+            assert_eq!(req_notify(created, 0), 0);
+            process.wake_up();
+            process.prepare_sleep();
+            assert!(!epoll_readable(fd, 0).unwrap());
+            assert_eq!(get(), Ok(()));
+            assert_eq!(get(), Err(Errno(libc::EAGAIN)), "once");
             assert_eq!(cq, created);
-            ack_cq_events(cq, 1);
+            ack_cq_events(cq, 2);
+            // the last event goes with its queue
+            assert_eq!(req_notify(created, 0), 0);
+            Cq::from_ptr(created).push(Cqe::default(), false);
+            let other = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
+            assert!(epoll_readable(fd, 0).unwrap());
             assert_eq!((verbs.ibv_destroy_cq)(created), 0);
+            assert!(!epoll_readable(fd, 0).unwrap());
+            assert_eq!((verbs.ibv_destroy_cq)(other), 0);
         }
     }
 }

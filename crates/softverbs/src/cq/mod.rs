@@ -300,10 +300,11 @@ impl Cq {
 
     /// Raises the requested event, unless another thread has raised it.
     fn raise(&self) {
-        if self.withdraw()
-            && let Some(channel) = self.channel()
-        {
-            channel.push(self.index);
+        match self.channel() {
+            Some(channel) => channel.raise(self),
+            None => {
+                self.withdraw();
+            }
         }
     }
 
@@ -311,17 +312,9 @@ impl Cq {
     fn withdraw(&self) -> bool {
         let armed = self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT;
         if armed {
+            #[cfg(all(test, not(loom)))]
+            channel::before_disarm::run();
             self.publish_disarmed();
-        }
-        armed
-    }
-
-    /// Counts the requested event as one that `ibv_get_cq_event` returns. Returns false if none is
-    /// requested.
-    fn take_armed(&self) -> bool {
-        let armed = self.withdraw();
-        if armed {
-            self.event_taken();
         }
         armed
     }

@@ -119,8 +119,11 @@ pub(crate) struct Process {
     calling: [AtomicU64; MAX_PROCESSES / 64],
     /// As `uncalled`, of processes whose agents are to make progress.
     unasked: [AtomicU64; MAX_PROCESSES / 64],
-    /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
+    /// Readable when any of doorbell, timer and pidfds is; a member of the set of every channel that
+    /// has a queue.
     pub(crate) wake: Epoll,
+    /// See [`Process::removed_wakes`].
+    removed_wakes: AtomicU32,
     agent: Agent,
     retry_thread: retry_thread::RetryThread,
     /// The word that [`header::PROBE`] points to.
@@ -284,6 +287,7 @@ impl Process {
             calling: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
             unasked: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
             wake,
+            removed_wakes: AtomicU32::new(0),
             agent: Agent::default(),
             retry_thread: retry_thread::RetryThread::default(),
             _probe: probe,

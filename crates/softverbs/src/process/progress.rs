@@ -14,7 +14,7 @@ use crate::segment::layout::MAX_PROCESSES;
 use crate::signal;
 use crate::srq::PAUSE_TICKS;
 use crate::sync::{Arc, Lock, heavy_fence};
-use crate::sys::{self, Errno, Grow, Identity};
+use crate::sys::{self, Errno, Grow, Identity, epoll_readable};
 
 pub(super) const TOKEN_DOORBELL: u64 = 1;
 pub(super) const TOKEN_TIMER: u64 = 2;
@@ -55,6 +55,9 @@ const LIVENESS_TICKS: u64 = 2_000_000;
 /// microseconds, more on slow clocks.
 const PULL_TICKS: u64 = 100_000;
 
+/// Maximum rounds of progress before sleeping, for which the progress before rings this process.
+/// Peers can ring it all the time.
+const OWN_RINGS: usize = 4;
 /// Batches of messages that are taken from each ring before sleeping: the capacity of a ring.
 const ROUNDS: usize = 32;
 /// Maximum rounds over the waiting queue pairs in one progress call.
@@ -744,12 +747,19 @@ impl Process {
     /// armed its wake-up sources. Events that happened before the call are handled or leave the set
     /// readable.
     pub(crate) fn prepare_sleep(&self) {
-        self.doorbell.drain();
-        self.timer.disarm();
-        self.will_sleep();
-        heavy_fence();
-        self.look_at_peers();
-        self.progress();
+        for _ in 0..OWN_RINGS {
+            if self.doorbell.drain() | self.timer.disarm() {
+                self.removed_wakes.fetch_add(1, Ordering::Relaxed);
+            }
+            self.will_sleep();
+            heavy_fence();
+            self.look_at_peers();
+            self.progress();
+            // progress can ring this process, for another round of progress
+            if epoll_readable(self.doorbell.read_fd(), 0) != Ok(true) {
+                break;
+            }
+        }
         for _ in 0..ROUNDS {
             if !self.rings_ready() {
                 break;
@@ -770,19 +780,8 @@ impl Process {
         self.timer.arm(self.next_deadline());
     }
 
-    /// The caller has armed the queues of the channel again. For a message that arrived before
-    /// that, the sender has not rung the doorbell: it is taken here, so that the channel is not
-    /// readable for it without an event.
-    pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
-        heavy_fence();
-        self.pull_all_pending();
-        self.progress();
-        if self.rings_ready() {
-            pipe.ring();
-        }
-        let closing = self.progress_flags.has(progress_flags::CLOSING);
-        if closing || !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
-            self.arm_timer();
-        }
+    /// How often [`Self::prepare_sleep`] has made [`Process::wake`] unreadable; wraps.
+    pub(crate) fn removed_wakes(&self) -> u32 {
+        self.removed_wakes.load(Ordering::Relaxed)
     }
 }
