@@ -57,6 +57,7 @@ impl Channel {
             added.inspect_err(|_| {
                 cqs.pop();
             })?;
+            self.note_wakes();
         }
         self.users.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -157,15 +158,20 @@ impl Channel {
         }
     }
 
-    /// Takes an event that no completion has raised, of a queue that is armed.
+    /// Takes an event that no completion has raised, of a queue that is armed. Not of one whose
+    /// events are moderated: each message makes the channel readable.
     fn take_armed(&self) -> Option<&'static Cq> {
         let cqs = self.cqs.lock();
-        let events = self.events.lock();
         let mut queues = cqs.iter().filter_map(|&index| self.process.cqs.get(index));
-        let taken = queues.find(|cq| cq.withdraw())?;
-        // Under the locks, for which the thread that destroys the queue waits: it finds the event.
+        let taken = queues.find(|cq| {
+            // the lock of the moderation precedes that of the events
+            let may = !cq.is_moderated();
+            let _events = self.events.lock();
+            may && cq.withdraw()
+        })?;
+        // Under the lock, for which the thread that destroys the queue waits: it finds the event.
         taken.event_taken();
-        drop((events, cqs));
+        drop(cqs);
         // a request that another thread has made meanwhile may have been withdrawn with the first
         self.be_quiet();
         Some(taken)
@@ -407,6 +413,7 @@ mod tests {
             let process = Channel::from_ptr(channel).process;
             process.wake_up();
             assert!(!epoll_readable(fd, 0).unwrap(), "no queue");
+            process.prepare_sleep();
             let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
             let (mut cq, mut cq_context) = (null_mut(), null_mut());
             let mut get = || get_cq_event(channel, &raw mut cq, &raw mut cq_context);

@@ -22,6 +22,12 @@ pub(super) struct Moderation {
     until: u64,
 }
 
+impl Moderation {
+    fn is_set(&self) -> bool {
+        self.count > 1 && self.period != 0
+    }
+}
+
 impl Cq {
     /// `ibv_modify_cq`: an event is held back until `cq_count` completions could have raised one,
     /// or `cq_period` microseconds after the first of them. With either at 0, or a count of 1, none
@@ -48,10 +54,15 @@ impl Cq {
         Ok(())
     }
 
+    /// Whether events may be held back.
+    pub(super) fn is_moderated(&self) -> bool {
+        self.moderation.lock().is_set()
+    }
+
     /// Counts a completion that may raise an event. Returns whether the event must wait.
     pub(super) fn hold_back(&self) -> bool {
         let mut moderation = self.moderation.lock();
-        if moderation.count <= 1 || moderation.period == 0 {
+        if !moderation.is_set() {
             return false;
         }
         moderation.held += 1;
