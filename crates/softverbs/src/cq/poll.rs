@@ -32,11 +32,7 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
         // SAFETY: the caller promises room.
         let got = unsafe { take(cq, process, poll.most, wc) };
         if got > 0 {
-            let polls = cq.polls.load(Ordering::Relaxed).wrapping_add(1);
-            cq.polls.store(polls, Ordering::Relaxed);
-            if polls >= MOST_WITHOUT_PROGRESS {
-                progress_behind(cq, process, polls);
-            }
+            cq.count_full_poll(process);
             return got;
         }
     }
@@ -64,10 +60,12 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
 }
 
 /// Progress for a program whose polls are full each time, with completions of requests that it has
-/// just posted: messages that have arrived get their completions in the queue, behind those.
+/// just posted: messages that have arrived get their completions in the queue, behind those. No
+/// other work is postponed, although messages arrive: the count starts again, and the next polls
+/// may take the completions of these messages.
 #[cold]
-fn progress_behind(cq: &Cq, process: &Process, polls: u32) {
-    process.progress_of_poll(polls, &mut Poll::none());
+fn progress_behind(cq: &Cq, process: &Process) {
+    process.progress();
     cq.polls.store(0, Ordering::Relaxed);
 }
 
@@ -146,6 +144,8 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
                 cq.yielding.poll_was_full();
                 let cqe = next(&mut ring, process);
                 cq.restart_if_empty(&mut ring);
+                drop(ring);
+                cq.count_full_poll(process);
                 return Ok(cqe);
             }
             if ring.overrun {
@@ -183,6 +183,17 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
 }
 
 impl Cq {
+    /// Counts a poll that has found completions in the queue, and makes progress behind each
+    /// [`MOST_WITHOUT_PROGRESS`]th one. The caller holds no lock.
+    #[inline(always)]
+    fn count_full_poll(&self, process: &Process) {
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls >= MOST_WITHOUT_PROGRESS {
+            progress_behind(self, process);
+        }
+    }
+
     /// Behind a poll. `ring` is the queue's own.
     #[inline]
     fn restart_if_empty(&self, ring: &mut Ring) {
@@ -259,8 +270,45 @@ pub(crate) unsafe fn req_notify(cq: *mut ibv_cq, solicited_only: i32) -> i32 {
 mod tests {
     use std::ptr::null_mut;
 
+    use rdma_core_sys::{IBV_QPT_RC, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, IBV_WR_SEND};
+
     use super::super::{CqInit, create, test_context};
     use super::*;
+    use crate::testing::{Buffer, End, send_wr};
+
+    /// Posts a request of 8 bytes, from one part of the buffer to another one.
+    fn post(end: &End, buffer: &Buffer, opcode: u32) {
+        let mut sge = buffer.sge(8);
+        let mut wr = send_wr(opcode);
+        (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+        let (addr, rkey) = buffer.place();
+        (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (addr + 32, rkey);
+        assert_eq!(end.post_send(&mut wr), 0);
+    }
+
+    /// The queue is never empty, as each request is executed in its call.
+    #[test]
+    fn completions_that_are_read_one_by_one_do_not_hide_a_receive() {
+        let (end, buffer) = (End::new(IBV_QPT_RC, false), Buffer::new(64));
+        end.connect(end.number());
+        // SAFETY: a live queue.
+        let cq = unsafe { Cq::from_ptr(end.cq) };
+        let receive = |id| assert_eq!(end.post_recv(&mut [buffer.sge(8)], id), 0);
+        // the first message makes the ring
+        receive(1);
+        post(&end, &buffer, IBV_WR_SEND);
+        for _ in 0..2 {
+            let wc = (0..1_000_000).find_map(|_| next_one(cq).ok());
+            assert_eq!(wc.unwrap().status, IBV_WC_SUCCESS);
+        }
+        receive(99);
+        post(&end, &buffer, IBV_WR_SEND);
+        let found = (0..64).any(|_| {
+            post(&end, &buffer, IBV_WR_RDMA_WRITE);
+            next_one(cq).unwrap().wr_id == 99
+        });
+        assert!(found);
+    }
 
     /// The memory of a long queue stays unused, with either kind of poll.
     #[test]

@@ -230,6 +230,32 @@ fn awaits_flush(end: &End) -> bool {
     unsafe { Qp::from_ptr(end.qp) }.awaits_flush()
 }
 
+/// While messages arrive, and each poll finds a completion: that of a SEND in the queue, or that of
+/// its receive in the ring.
+#[test]
+fn polls_that_always_find_a_completion_flush_a_failed_queue_pair() {
+    let (end, buffer) = (End::new(IBV_QPT_RC, false), Buffer::new(64));
+    end.connect(end.number());
+    let exchange = || {
+        post_recv(&end, &buffer, 64);
+        post_send(&end, &buffer, 64);
+    };
+    // makes the ring
+    exchange();
+    for _ in 0..2 {
+        assert_eq!(next(&end).status, IBV_WC_SUCCESS);
+    }
+    let failed = End::new(IBV_QPT_RC, false);
+    failed.connect(failed.number());
+    move_to(&failed, IBV_QPS_ERR, 0);
+    assert!(awaits_flush(&failed));
+    for _ in 0..32 {
+        exchange();
+        assert!((0..2).all(|_| end.poll().is_some()));
+    }
+    assert!(!awaits_flush(&failed));
+}
+
 /// Two queue pairs, in the order in which they are flushed, each connected to itself.
 fn in_order() -> [Rc<End>; 2] {
     let mut ends = [(); 2].map(|()| Rc::new(End::new(IBV_QPT_RC, false)));
