@@ -13,6 +13,7 @@ pub(crate) fn main() {
     let cases: &[Case] = &[
         ("every_call_of_the_table", |link| link.expect("done"), every),
         ("every_inline_call", |link| link.expect("done"), inline),
+        ("calls_in_progress", |link| link.expect("done"), in_progress),
     ];
     run(cases);
 }
@@ -60,6 +61,8 @@ fn in_child(name: &str, call: impl FnOnce() -> bool) {
     // SAFETY: the child only calls verbs and `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        // SAFETY: has no memory; the child has no other alarm.
+        unsafe { libc::alarm(20) };
         let good = call();
         // SAFETY: ends this process without running the parent's destructors.
         unsafe { libc::_exit(i32::from(!good)) };
@@ -211,6 +214,73 @@ fn inline(link: &mut Link) {
         none(x.alloc_null_mr.unwrap()(pd));
         eio((*o.cq_ex).start_poll.unwrap()(o.cq_ex, room()));
         eio(verbs().softdv_page_prefetch.unwrap()(o.mr, room()));
+    }
+    o.works();
+    link.say("done");
+}
+
+/// Calls of the child while a thread of the parent is between the start and the end of a poll or of
+/// a batch, or acknowledges an event.
+fn in_progress(link: &mut Link) {
+    let o = Objects::new();
+    let (cq, cq_ex) = (o.end.cq, o.cq_ex);
+    // SAFETY: live objects and valid attributes; the mutexes are those of the device's objects.
+    unsafe {
+        let x = verbs_get_ctx(o.end.context).unwrap();
+        let mut init: ibv_qp_init_attr_ex = std::mem::zeroed();
+        (init.send_cq, init.recv_cq) = (cq_ex.cast(), cq_ex.cast());
+        (init.qp_type, init.pd) = (IBV_QPT_RC, o.end.pd);
+        (init.cap.max_send_wr, init.cap.max_send_sge) = (4, 1);
+        init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        init.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE.into();
+        let qp = (*x).create_qp_ex.unwrap()(o.end.context, &raw mut init);
+        assert!(!qp.is_null());
+        let mut end = o.end.with_qp(qp);
+        let to = end.address();
+        end.enter_rtr(to);
+        end.enter_rts();
+        let ex = qp.cast::<ibv_qp_ex>();
+        let write = |ex: *mut ibv_qp_ex| {
+            ((*ex).wr_id, (*ex).wr_flags) = (7, IBV_SEND_SIGNALED);
+            (*ex).wr_rdma_write.unwrap()(ex, 0, 0);
+        };
+        (*ex).wr_start.unwrap()(ex);
+        write(ex);
+        in_child("wr_start", || {
+            (*ex).wr_start.unwrap()(ex);
+            write(ex);
+            (*ex).wr_set_sge.unwrap()(ex, 0, 0, 0);
+            (*ex).wr_abort.unwrap()(ex);
+            (*ex).wr_start.unwrap()(ex);
+            eio((*ex).wr_complete.unwrap()(ex))
+        });
+        assert_eq!((*ex).wr_complete.unwrap()(ex), 0);
+        let begin = std::time::Instant::now();
+        while (*cq_ex).start_poll.unwrap()(cq_ex, room()) == libc::ENOENT {
+            assert!(begin.elapsed() < std::time::Duration::from_secs(20));
+        }
+        in_child("start_poll", || {
+            eio((*cq_ex).start_poll.unwrap()(cq_ex, room()))
+        });
+        assert_eq!((*cq_ex).wr_id, 7);
+        (*cq_ex).end_poll.unwrap()(cq_ex);
+        for mutex in [&raw mut (*cq).mutex, &raw mut (*qp).mutex] {
+            assert_eq!(libc::pthread_mutex_lock(mutex), 0);
+        }
+        in_child("ibv_ack_cq_events", || {
+            (verbs().ibv_ack_cq_events)(cq, 1);
+            true
+        });
+        let event = room::<ibv_async_event>();
+        ((*event).element.qp, (*event).event_type) = (qp, IBV_EVENT_QP_FATAL);
+        in_child("ibv_ack_async_event", || {
+            (verbs().ibv_ack_async_event)(event);
+            true
+        });
+        for mutex in [&raw mut (*cq).mutex, &raw mut (*qp).mutex] {
+            assert_eq!(libc::pthread_mutex_unlock(mutex), 0);
+        }
+        assert_eq!((verbs().ibv_destroy_qp)(qp), 0);
     }
     o.works();
     link.say("done");

@@ -60,15 +60,18 @@ pub(super) unsafe extern "C" fn get_async_event(
     0
 }
 
+/// In a forked child it does nothing: another thread of the parent may have had the mutex at the
+/// fork.
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller promises an event of `get_async_event`, whose object is live; the type
     // determines the member of the union.
     unsafe {
         let element = &(*event).element;
-        let (mutex, cond, count) = match (*event).event_type {
+        let (context, mutex, cond, count) = match (*event).event_type {
             IBV_EVENT_CQ_ERR => {
                 let cq = element.cq;
                 (
+                    (*cq).context,
                     &raw mut (*cq).mutex,
                     &raw mut (*cq).cond,
                     &raw mut (*cq).async_events_completed,
@@ -77,6 +80,7 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
                 let srq = element.srq;
                 (
+                    (*srq).context,
                     &raw mut (*srq).mutex,
                     &raw mut (*srq).cond,
                     &raw mut (*srq).events_completed,
@@ -92,6 +96,7 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             | IBV_EVENT_QP_LAST_WQE_REACHED => {
                 let qp = element.qp;
                 (
+                    (*qp).context,
                     &raw mut (*qp).mutex,
                     &raw mut (*qp).cond,
                     &raw mut (*qp).events_completed,
@@ -99,6 +104,9 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             }
             _ => return,
         };
+        if Context::from_ptr(context).process.forked() {
+            return;
+        }
         libc::pthread_mutex_lock(mutex);
         *count = (*count).wrapping_add(1);
         libc::pthread_cond_signal(cond);

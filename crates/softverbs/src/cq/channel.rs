@@ -291,11 +291,16 @@ pub(crate) unsafe fn get_cq_event(
     Ok(())
 }
 
-/// `ibv_ack_cq_events`.
+/// `ibv_ack_cq_events`. In a forked child it does nothing: another thread of the parent may have
+/// had the mutex at the fork.
 ///
 /// # Safety
 /// `cq` must be live.
 pub(crate) unsafe fn ack_cq_events(cq: *mut ibv_cq, count: u32) {
+    // SAFETY: the caller promises a live queue.
+    if unsafe { Cq::from_ptr(cq) }.process().forked() {
+        return;
+    }
     // SAFETY: the caller promises a live queue, whose mutex and condition were initialised.
     unsafe {
         libc::pthread_mutex_lock(&raw mut (*cq).mutex);

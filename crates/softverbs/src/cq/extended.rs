@@ -77,6 +77,10 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         return libc::EINVAL;
     }
     let queue = this(cq);
+    if queue.process().forked() {
+        // before the wait: at the fork another thread of the parent may have polled
+        return libc::EIO;
+    }
     let mut round = 0u32;
     while queue.polled.swap(true, Ordering::Acquire) {
         round += 1;

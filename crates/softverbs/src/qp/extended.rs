@@ -11,7 +11,8 @@ use crate::sync::Lock;
 use crate::sys::{Errno, Grow, Res};
 
 /// The batch of one queue pair. Locked from `ibv_wr_start` on, as several threads may use a queue
-/// pair; between the calls the state belongs to the thread that started the batch.
+/// pair; between the calls the state belongs to the thread that started the batch. A forked child
+/// leaves it as it is: another thread of the parent may have had the batch or the lock at the fork.
 #[derive(Default)]
 pub(super) struct Batch {
     taken: AtomicBool,
@@ -93,6 +94,9 @@ pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
 fn with(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Content) -> Res<()>) {
     // SAFETY: these calls are made on live queue pairs of this device only.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
+    if this.process().forked() {
+        return;
+    }
     let mut content = this.batch.content.lock();
     if let Err(error) = guard(|| change(&mut content))
         && content.error == 0
@@ -136,6 +140,9 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     void(|| {
         // SAFETY: the caller promises a live queue pair.
         let this = unsafe { Qp::from_ptr(qp.cast()) };
+        if this.process().forked() {
+            return;
+        }
         let mut round = 0u32;
         while this.batch.taken.swap(true, Ordering::Acquire) {
             round += 1;
@@ -150,6 +157,9 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller promises a live queue pair with a batch that it started.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
+    if this.process().forked() {
+        return;
+    }
     void(|| this.batch.content.lock().clear());
     this.batch.taken.store(false, Ordering::Release);
 }
@@ -157,6 +167,9 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller promises a live queue pair with a batch that it started.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
+    if this.process().forked() {
+        return libc::EIO;
+    }
     let code = errno_of(|| {
         let mut content = this.batch.content.lock();
         let code = content.post(this);
