@@ -26,6 +26,8 @@ struct Objects {
     td: *mut ibv_td,
     ah: *mut ibv_ah,
     cq_ex: *mut ibv_cq_ex,
+    mw: *mut ibv_mw,
+    dm: *mut ibv_dm,
 }
 
 impl Objects {
@@ -43,7 +45,12 @@ impl Objects {
             let mut attr: ibv_cq_init_attr_ex = std::mem::zeroed();
             attr.cqe = 4;
             let cq_ex = (*x).create_cq_ex.unwrap()(end.context, &raw mut attr);
+            let mw = (*end.context).ops.alloc_mw.unwrap()(end.pd, IBV_MW_TYPE_1);
+            let mut attr: ibv_alloc_dm_attr = std::mem::zeroed();
+            attr.length = 4096;
+            let dm = (*x).alloc_dm.unwrap()(end.context, &raw mut attr);
             assert!(!mr.is_null() && !td.is_null() && !cq_ex.is_null());
+            assert!(!mw.is_null() && !dm.is_null());
             Self {
                 end,
                 srq,
@@ -51,6 +58,8 @@ impl Objects {
                 td,
                 ah,
                 cq_ex,
+                mw,
+                dm,
             }
         }
     }
@@ -209,6 +218,9 @@ fn inline(link: &mut Link) {
         eio(x.query_rt_values.unwrap()(context, room()));
         none(x.alloc_td.unwrap()(context, room()));
         eio(x.dealloc_td.unwrap()(o.td));
+        none((*context).ops.alloc_mw.unwrap()(pd, IBV_MW_TYPE_1));
+        eio((*context).ops.dealloc_mw.unwrap()(o.mw));
+        eio(x.free_dm.unwrap()(o.dm));
         none(x.alloc_parent_domain.unwrap()(context, room()));
         eio(x.advise_mr.unwrap()(pd, 0, 0, null_mut(), 0));
         none(x.alloc_null_mr.unwrap()(pd));
@@ -301,6 +313,8 @@ impl Objects {
             assert_eq!((v.ibv_destroy_comp_channel)(self.end.channel), 0);
             assert_eq!((*x).dealloc_td.unwrap()(self.td), 0);
             assert_eq!((v.ibv_dereg_mr)(self.mr), 0);
+            assert_eq!((*self.end.context).ops.dealloc_mw.unwrap()(self.mw), 0);
+            assert_eq!((*x).free_dm.unwrap()(self.dm), 0);
             assert_eq!((v.ibv_dealloc_pd)(self.end.pd), 0);
             assert_eq!((v.ibv_close_device)(self.end.context), 0);
         }

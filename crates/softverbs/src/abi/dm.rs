@@ -50,7 +50,8 @@ fn make_buffer(owner: &Context, len: usize) -> Res<(BufferReference, bool)> {
     Ok((buffers.add(segment, buffer, owner.origin.context)?, true))
 }
 
-/// `EBUSY`: a region of it is registered.
+/// `EBUSY`: a region of it is registered. `EIO`: it is the memory of the parent of this forked
+/// child.
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: the caller promises live memory, which it no longer uses.
     status(|| unsafe { Dm::end(dm) })

@@ -47,12 +47,10 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
             let context = Context::from_ptr((*mw).context);
             (Pd::from_ptr((*mw).pd), context, (*mw).handle)
         };
-        if !context.process.forked() {
-            context
-                .process
-                .with_windows(|windows, owner| windows.free(owner, handle))?;
-            domain.children.fetch_sub(1, Ordering::Relaxed);
-        }
+        context
+            .live()?
+            .with_windows(|windows, owner| windows.free(owner, handle))?;
+        domain.children.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: made by `Box::into_raw` in `alloc_mw`.
         drop(unsafe { Box::from_raw(mw) });
         Ok(())

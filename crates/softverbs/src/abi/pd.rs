@@ -28,7 +28,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
         let (this, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
-        context.live()?;
+        let process = context.live()?;
         if this.children.load(Ordering::Relaxed) > 0 {
             return Err(Errno(libc::EBUSY));
         }
@@ -38,9 +38,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
             return Ok(());
         }
         context.children.fetch_sub(1, Ordering::Relaxed);
-        if !context.process.forked() {
-            domain::hide(&context.process.segment, this.number);
-        }
+        domain::hide(&process.segment, this.number);
         let (base, thread) = this.made_of;
         // SAFETY: both are kept by this one; NULL has nothing to leave.
         unsafe {

@@ -78,18 +78,20 @@ impl Dm {
             .bytes(offset as usize, length))
     }
 
+    /// # Errors
+    /// `EBUSY`: a region of it is registered. `EIO`: it is the memory of the parent of this forked
+    /// child.
+    ///
     /// # Safety
     /// `dm` must be live; it is freed on success.
     pub(crate) unsafe fn end(dm: *mut ibv_dm) -> Res<()> {
         // SAFETY: the caller promises that `dm` is live; its context outlives it.
         let (this, context) = unsafe { (Self::from_ptr(dm), Context::from_ptr((*dm).context)) };
         let process = context.process;
-        if this.shown && process.forked() {
-            // memory of the parent: it is not mapped here, so no mapping is removed
-            return Ok(());
-        }
+        // a forked child may free what it has allocated itself
         if this.shown {
             process
+                .live()?
                 .buffers
                 .release(&process.segment, this.buffer_reference.stamp)?;
         }
