@@ -11,7 +11,7 @@ use std::sync::Arc;
 use libc::{c_int, c_void, sockaddr};
 use rdma_core_sys::*;
 
-use super::address::{self, Permission};
+use super::address;
 use super::device;
 use super::event::Kind;
 use super::guard::{lock, pointer, status, void};
@@ -28,31 +28,9 @@ const INVALID: Errno = Errno(libc::EINVAL);
 /// Maximum backlog, used for 0 and less too: the default of `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: i32 = 1024;
 
-/// Permissions for others to bind an address, as far as the id `owns` its names.
-fn permissions(
-    state: &State,
-    source: &SocketAddr,
-    owns: impl Fn(&str) -> bool,
-) -> Res<Vec<Permission>> {
-    let options = state.options;
-    if !options.reuse_address {
-        return Ok(Vec::new());
-    }
-    address::permit_others(state.space, source, options.only_own_family, owns)
-}
-
 /// Whether one of the sockets has the name.
 fn have(names: &[Sock], name: &str) -> bool {
     names.iter().any(|sock| sock.has_name(name))
-}
-
-/// Makes the permissions of a bound id fit its options.
-fn renew_permissions(state: &mut State) -> Res<()> {
-    state.permissions.clear();
-    if let Some(named) = state.named {
-        state.permissions = permissions(state, &named, |name| state.owns(name))?;
-    }
-    Ok(())
 }
 
 /// Binds the id to `wanted`.
@@ -73,7 +51,7 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
             owned => (*wanted, owned?),
         }
     };
-    let permissions = permissions(state, &source, |name| have(&names, name))?;
+    let permissions = state.permissions_of(&source, |name| have(&names, name))?;
     if !address::is_any(&source) {
         state.bind_device(id)?;
     }
@@ -131,7 +109,7 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
             if source.port() == 0 {
                 let (owned, names) = address::own_any_port(state.space, &source, true)?;
                 let owns = |name: &str| have(&names, name);
-                state.permissions = permissions(&state, &owned, owns)?;
+                state.permissions = state.permissions_of(&owned, owns)?;
                 (source, state.names) = (owned, names);
                 state.named = Some(owned);
             }
@@ -307,7 +285,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                 (true, Phase::Listening) => return Err(INVALID),
                 (true, _) | (false, Phase::Idle) => {
                     let former = std::mem::replace(&mut state.options.reuse_address, flag()?);
-                    if !former && let Err(errno) = renew_permissions(&mut state) {
+                    if !former && let Err(errno) = state.renew_permissions() {
                         state.options.reuse_address = former;
                         return Err(errno);
                     }
@@ -319,8 +297,10 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                 (true, Phase::Bound) => {
                     state.options.only_own_family = true;
                     // The first name is that of the address itself.
-                    state.names.truncate(1);
+                    let first = state.names.len().min(1);
+                    let rest = state.names.split_off(first);
                     state.end_permissions();
+                    drop(rest);
                 }
                 (false, Phase::Bound) => {
                     // An id that shares the address owns no name until it listens.
@@ -330,7 +310,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                     }
                     state.options.only_own_family = false;
                     // without descriptors for it, the address is not shared
-                    let _ = renew_permissions(&mut state);
+                    let _ = state.renew_permissions();
                 }
                 _ => return Err(INVALID),
             },

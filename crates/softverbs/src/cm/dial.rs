@@ -66,11 +66,11 @@ pub(super) fn call(state: &mut State, id: &Shared, names: &[String]) -> Res<Call
             Ok(Attempt::Answered) => return Ok(Called::Answered(sock)),
             // The socket cannot be connected a second time.
             Ok(Attempt::Stranger) => {
-                let renewed = sock.renewed();
-                let renewed = renewed.map(|sock| state.names.insert(0, sock));
-                // It may have lost its name.
+                // Between the two sockets another id can own the name.
                 state.end_permissions();
-                renewed?;
+                state.names.insert(0, sock.renewed()?);
+                // Without descriptors for it, the address is not shared.
+                let _ = state.renew_permissions();
             }
             _ => state.names.insert(0, sock),
         }

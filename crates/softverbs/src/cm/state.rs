@@ -212,8 +212,9 @@ impl State {
         self.stop_timer();
         if let Some(link) = self.link.take() {
             self.events.unwatch(link.fd());
-            drop(link);
+            // before the name is free
             self.end_permissions();
+            drop(link);
         }
     }
 
@@ -224,12 +225,37 @@ impl State {
         of_link || self.names.iter().any(|sock| sock.has_name(name))
     }
 
-    /// Ends the permissions for names that the id does not own any more: another id can own such a
-    /// name, which has not given this permission.
+    /// Permissions for others to bind an address, as far as the id `owns` its names.
+    pub(super) fn permissions_of(
+        &self,
+        source: &SocketAddr,
+        owns: impl Fn(&str) -> bool,
+    ) -> Res<Vec<Permission>> {
+        let options = self.options;
+        if !options.reuse_address {
+            return Ok(Vec::new());
+        }
+        address::permit_others(self.space, source, options.only_own_family, owns)
+    }
+
+    /// Makes the permissions of a bound id fit its options and its names.
+    pub(super) fn renew_permissions(&mut self) -> Res<()> {
+        self.permissions.clear();
+        if let Some(named) = self.named {
+            self.permissions = self.permissions_of(&named, |name| self.owns(name))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the permissions for names that are not among those of the id any more. The caller still
+    /// has the sockets of these names, and drops them afterwards: another id can own such a name
+    /// then, which has not given this permission.
     pub(super) fn end_permissions(&mut self) {
         let mut permissions = std::mem::take(&mut self.permissions);
         permissions.retain(|permission| self.owns(&permission.name));
         self.permissions = permissions;
+        #[cfg(test)]
+        tests::permissions_ended();
     }
 
     pub(super) fn stop_timer(&mut self) {
@@ -362,5 +388,87 @@ impl State {
             (*handle).c.route.path_rec = &raw mut *(*handle).path;
             (*handle).c.route.num_paths = 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::ffi::c_void;
+
+    use super::super::bind::rdma_set_option;
+    use super::super::channel::Channel;
+    use super::super::guard::lock;
+    use super::super::id::Id;
+    use super::*;
+
+    thread_local! {
+        /// A name, and whether a socket had it when permissions ended last.
+        static NAME: RefCell<(String, bool)> = const { RefCell::new((String::new(), false)) };
+    }
+
+    fn is_taken(name: &str) -> bool {
+        Sock::new().unwrap().bind(name) == Err(Errno(libc::EADDRINUSE))
+    }
+
+    pub(super) fn permissions_ended() {
+        NAME.with_borrow_mut(|(name, was_taken)| *was_taken = name.is_empty() || is_taken(name));
+    }
+
+    /// Makes an id that shares its address lose names by `lose`, which returns the number of names
+    /// that stay. The permission of each other name must end before another id can own the name.
+    fn permissions_end_first(at: &str, lose: impl FnOnce(&Arc<Shared>, *mut rdma_cm_id) -> usize) {
+        let channel = Channel::create().unwrap();
+        // SAFETY: a live channel.
+        let id = Shared::new(unsafe { Channel::events_of(channel) }, Phase::Bound);
+        let handle = Id::make(&id, rdma_cm_id::default());
+        let last = {
+            let mut state = lock(&id.state);
+            state.options.reuse_address = true;
+            let wanted = at.parse().unwrap();
+            let (owned, names) = address::own_any_port(Space::Tcp, &wanted, false).unwrap();
+            (state.source, state.named, state.names) = (Some(owned), Some(owned), names);
+            state.renew_permissions().unwrap();
+            state.permissions.last().unwrap().name.clone()
+        };
+        NAME.set((last, false));
+        let rest = lose(&id, handle.cast());
+        assert!(
+            NAME.take().1,
+            "the name was free while its permission lived"
+        );
+        assert_eq!(lock(&id.state).permissions.len(), rest);
+        drop(id);
+        // SAFETY: made above, and not used any more.
+        unsafe {
+            Id::free(handle);
+            Channel::destroy(channel);
+        }
+    }
+
+    #[test]
+    fn a_permission_ends_before_the_name_of_a_connection() {
+        permissions_end_first("127.0.0.1:0", |id, _| {
+            let mut state = lock(&id.state);
+            let name = state.names.pop().unwrap();
+            state.link = Some(Link::new(name));
+            state.close_link();
+            0
+        });
+    }
+
+    #[test]
+    fn a_permission_ends_before_the_name_of_the_other_family() {
+        permissions_end_first("[::]:0", |id, handle| {
+            assert_eq!(lock(&id.state).permissions.len(), 2);
+            let mut only = 1i32;
+            let value = (&raw mut only).cast::<c_void>();
+            let option = RDMA_OPTION_ID_AFONLY.cast_signed();
+            // SAFETY: a live id, and a value of 4 bytes.
+            let ret =
+                unsafe { rdma_set_option(handle, RDMA_OPTION_ID.cast_signed(), option, value, 4) };
+            assert_eq!(ret, 0);
+            1
+        });
     }
 }
