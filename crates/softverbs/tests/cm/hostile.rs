@@ -292,6 +292,24 @@ fn other_users_are_nobody() {
     channel.destroy();
 }
 
+/// The inode number of the socket with this name. A reading of the list lacks a socket if another
+/// one ends meanwhile: the kernel finds its place in the list by counting.
+fn inode_of(name: &str) -> String {
+    let begin = Instant::now();
+    let name = format!(" @{name}");
+    loop {
+        let list = std::fs::read("/proc/net/unix").unwrap();
+        let list = String::from_utf8_lossy(&list);
+        if let Some(line) = list.lines().find(|line| line.ends_with(&name)) {
+            return line.split_whitespace().nth(6).unwrap().to_owned();
+        }
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "{name} is not listed"
+        );
+    }
+}
+
 /// `RDMA_OPTION_ID_REUSEADDR`: the owner of the address has not set it.
 #[test]
 fn other_users_permit_nothing() {
@@ -319,11 +337,7 @@ fn other_users_permit_nothing() {
     as_another_user(|| unsafe { libc::listen(socket.as_raw_fd(), 8) } == 0);
     assert_eq!(sharing.bind(&at.to_string()), libc::EADDRINUSE);
     // a name that looks like a line of the list, with the inode number of the owner's socket
-    let list = std::fs::read("/proc/net/unix").unwrap();
-    let own = format!(" @softverbs/0/{}/{}", at.ip(), at.port());
-    let list = String::from_utf8_lossy(&list);
-    let line = list.lines().find(|line| line.ends_with(&own)).unwrap();
-    let inode = line.split_whitespace().nth(6).unwrap();
+    let inode = inode_of(&format!("softverbs/0/{}/{}", at.ip(), at.port()));
     let name = abstract_name(&format!("x\n0: 0 0 0 0 0 {inode} @{permission}"));
     let forger = packet_socket();
     as_another_user(|| with_name(libc::bind, &forger, &name));
