@@ -165,6 +165,7 @@ fn main() {
         ("connecting", connecting, to_connect),
         ("working", |link| link.expect("done"), working),
         ("waiting", |link| link.expect("done"), waiting),
+        ("batches", |link| link.expect("done"), batches),
     ];
     run(cases);
 }
@@ -644,6 +645,86 @@ fn waiting(link: &mut Link) {
     }
     for _ in 0..6 {
         assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    link.say("done");
+}
+
+/// A batch whose requests wait is posted whole or not at all, also if the last one alone has inline
+/// data, for which memory is allocated when the first such request waits.
+fn batches(link: &mut Link) {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Before {
+        Nothing,
+        WaitingSend,
+        Sqd,
+    }
+    let end = End::with(4, 4, 1);
+    let buffer = end.buffer(&[3; 64]);
+    let send = |qp: *mut ibv_qp, inline: &[bool]| {
+        let ex = qp.cast::<ibv_qp_ex>();
+        // SAFETY: a live queue pair with extended calls, and a live buffer.
+        unsafe {
+            (*ex).wr_start.unwrap()(ex);
+            for inline in inline {
+                (*ex).wr_send.unwrap()(ex);
+                if *inline {
+                    (*ex).wr_set_inline_data.unwrap()(ex, buffer.addr() as *mut _, 8);
+                } else {
+                    (*ex).wr_set_sge.unwrap()(ex, buffer.lkey(), buffer.addr(), 8);
+                }
+            }
+            zero((*ex).wr_complete.unwrap()(ex))
+        }
+    };
+    // a queue pair that is connected to itself, without a receive
+    let batch = |before: Before, number: u32| {
+        // SAFETY: all zeros is a value of it; live objects of one context.
+        let qp = unsafe {
+            let mut init: ibv_qp_init_attr_ex = std::mem::zeroed();
+            init.send_cq = end.cq;
+            init.recv_cq = end.cq;
+            init.qp_type = IBV_QPT_RC;
+            init.pd = end.pd;
+            init.cap.max_send_wr = 4;
+            init.cap.max_send_sge = 1;
+            init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            init.send_ops_flags = IBV_QP_EX_WITH_SEND.into();
+            let x = verbs_get_ctx(end.context).unwrap();
+            live((*x).create_qp_ex.unwrap()(end.context, &raw mut init)).unwrap()
+        };
+        let mut from = end.with_qp(qp);
+        from.enter_rtr(from.address());
+        from.enter_rts();
+        let modify = |from: &mut End, state: u32| {
+            // SAFETY: all zeros is a value of it.
+            let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+            attr.qp_state = state;
+            from.modify(&mut attr, IBV_QP_STATE);
+        };
+        match before {
+            Before::Nothing => {}
+            Before::WaitingSend => assert_eq!(send(qp, &[false]), Ok(())),
+            Before::Sqd => modify(&mut from, IBV_QPS_SQD),
+        }
+        let (posted, asked) = refusing(number, || send(qp, &[false, true]));
+        modify(&mut from, IBV_QPS_ERR);
+        let completions = std::iter::from_fn(|| from.poll()).count();
+        let of_batch = completions - usize::from(before == Before::WaitingSend);
+        match posted {
+            Ok(()) => assert_eq!(of_batch, 2, "{before:?}, request {number}"),
+            Err(code) => assert_eq!(
+                (code, of_batch),
+                (libc::ENOMEM, 0),
+                "{before:?}, request {number}"
+            ),
+        }
+        // SAFETY: live; its completions were polled.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0);
+        asked
+    };
+    for before in [Before::Nothing, Before::WaitingSend, Before::Sqd] {
+        let refusals = (1..).take_while(|number| batch(before, *number) >= *number);
+        assert!(refusals.count() > 0, "{before:?}");
     }
     link.say("done");
 }

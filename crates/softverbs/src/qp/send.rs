@@ -43,7 +43,7 @@ pub(crate) unsafe fn post_send(
     let mut sq = this.sq.lock();
     let waited = sq.executed != sq.head;
     // SAFETY: the caller promises a valid chain.
-    let ret = match unsafe { this.post_chain(&mut sq, wr) } {
+    let ret = match unsafe { this.post_chain(&mut sq, wr, false) } {
         Ok(()) => 0,
         Err((error, at)) => {
             // SAFETY: the caller promises a writable pointer.
@@ -66,12 +66,13 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
         return libc::EIO;
     }
     let mut sq = qp.sq.lock();
-    let mut next = wr;
+    let (mut next, mut inline) = (wr, false);
     // SAFETY: the caller promises a valid chain.
     while let Some(request) = unsafe { next.as_ref() } {
         if let Err(error) = qp.check(&sq, request).and(operands(sq.kind, request)) {
             return error.0;
         }
+        inline |= request.send_flags & IBV_SEND_INLINE != 0;
         next = request.next;
     }
     let room = |sq: &SendQueue| {
@@ -83,9 +84,16 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
         return libc::ENOMEM;
     }
     let waited = sq.executed != sq.head;
+    // Each request will wait. A lack of memory must be found before the first one is posted.
+    if (waited || qp.state() == IBV_QPS_SQD)
+        && let Err(error) = sq.make_room(inline)
+    {
+        return error.0;
+    }
     // The loop above has checked the requests, and there is room.
     // SAFETY: the caller promises a valid chain.
-    let ret = unsafe { qp.post_chain(&mut sq, wr) }.map_or_else(|(error, _)| error.0, |()| 0);
+    let ret =
+        unsafe { qp.post_chain(&mut sq, wr, inline) }.map_or_else(|(error, _)| error.0, |()| 0);
     if sq.executed != sq.head && (!waited || sq.pending.news) {
         qp.begin_to_wait(sq);
     }
@@ -93,7 +101,9 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
 }
 
 impl Qp {
-    /// Posts the requests of a chain in order, up to the first one that cannot be posted.
+    /// Posts the requests of a chain in order, up to the first one that cannot be posted. `inline`:
+    /// the first request that waits makes room for inline data of the later ones too, so that none
+    /// of these is refused for a lack of memory.
     ///
     /// # Safety
     /// `wr` must be a valid chain.
@@ -102,6 +112,7 @@ impl Qp {
         &self,
         sq: &mut SendQueue,
         wr: *mut ibv_send_wr,
+        inline: bool,
     ) -> Result<(), (Errno, *mut ibv_send_wr)> {
         let mut next = wr;
         // SAFETY: the caller promises a valid chain.
@@ -126,7 +137,8 @@ impl Qp {
             let Some(request) = (unsafe { next.as_ref() }) else {
                 break;
             };
-            self.post_one(sq, request).map_err(|error| (error, next))?;
+            self.post_one(sq, request, inline)
+                .map_err(|error| (error, next))?;
             self.sq.let_pass();
             next = request.next;
         }
@@ -166,8 +178,10 @@ impl Qp {
         Ok((sges, len))
     }
 
+    /// Posts a request that the fast paths have left. `later_inline`: as `inline` of
+    /// [`Self::post_chain`].
     #[inline(never)]
-    fn post_one(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> Res<()> {
+    fn post_one(&self, sq: &mut SendQueue, wr: &ibv_send_wr, later_inline: bool) -> Res<()> {
         let (sges, len) = self.check(sq, wr)?;
         let state = self.state();
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
@@ -217,7 +231,7 @@ impl Qp {
             }
             Step::Wait(reason) => {
                 self.note_wait(sq, reason);
-                if sq.make_room(inline).is_err() {
+                if sq.make_room(inline || later_inline).is_err() {
                     // The attempt may have begun the request, so the post cannot be refused.
                     sq.head = sq.head.wrapping_add(1);
                     self.finish(
