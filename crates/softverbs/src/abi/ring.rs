@@ -22,7 +22,8 @@ pub(super) unsafe extern "C" fn create(
         // structure.
         let (qp, attr) = unsafe { (Qp::from_ptr(qp), *attr) };
         qp.process().live()?;
-        qp.create_ring(attr.slots, attr.cookie).map(<*mut _>::cast)
+        qp.create_receive_ring(attr.slots, attr.cookie)
+            .map(<*mut _>::cast)
     })
 }
 

@@ -66,9 +66,9 @@ impl Qp {
             rq.flow = Flow::Closing;
             self.process().request_flush();
         }
-        // Wakes the other end, if it waits for this queue pair or its ring.
+        // Wakes the other end, if it waits for this queue pair or its receive ring.
         self.wake_sender(rq);
-        self.wake_ring_sender(rq);
+        self.wake_receive_ring_sender(rq);
     }
 
     /// Adds the queue pair to a round of flushes if it has failed and its last messages are to be
@@ -448,7 +448,7 @@ impl Qp {
         rq.head = 0;
         rq.next = 0;
         rq.least = u32::MAX;
-        self.close_ring(&rq);
+        self.close_receive_ring(&rq);
         let (slot, dest) = (sender_slot(&rq), rq.dest);
         let sender = rq.peer.take();
         rq.dest = 0;
@@ -471,7 +471,7 @@ impl Qp {
         self.recv_done.store(0, Ordering::Relaxed);
         let waits = map.u32(at + layout::WAITING).swap(0, Ordering::SeqCst) != 0;
         fence(Ordering::SeqCst);
-        let waits_for_ring = self.ring_is_awaited();
+        let waits_for_ring = self.receive_ring_is_awaited();
         if (waits || waits_for_ring)
             && let Some(sender) = sender.or_else(|| self.process().open_now_or_later(slot?))
         {
@@ -484,8 +484,8 @@ impl Qp {
         }
     }
 
-    /// Waits until no sender writes into receives or the ring of the previous incarnation. Only
-    /// after [`Self::reset`].
+    /// Waits until no sender writes into receives or the receive ring of the previous incarnation.
+    /// Only after [`Self::reset`].
     ///
     /// # Errors
     /// `EBUSY`: a sender still writes after the timeout. The call can be repeated.
@@ -493,7 +493,7 @@ impl Qp {
         let process = self.process();
         let lives = |visitor| process.lives(visitor);
         await_receive(&process.segment, self.index, lives)?;
-        self.reopen_ring()
+        self.reopen_receive_ring()
     }
 
     /// Waits until no initiator accesses memory through the queue pair, or the target of this
@@ -516,7 +516,7 @@ impl Qp {
     }
 
     /// Whether another process still accesses memory through the queue pair or the target of this
-    /// handle, or writes into its receives or its ring. It is in RESET. Does not wait.
+    /// handle, or writes into its receives or its receive ring. It is in RESET. Does not wait.
     pub(super) fn is_in_use(&self) -> bool {
         if self.state() == TARGET {
             let words = self.target_words();
@@ -524,7 +524,7 @@ impl Qp {
         }
         let process = self.process();
         let lives = |visitor| process.lives(visitor);
-        queue_pair_in_use(&process.segment, self.index, lives) || self.is_ring_in_use()
+        queue_pair_in_use(&process.segment, self.index, lives) || self.is_receive_ring_in_use()
     }
 
     /// Sets whether the calls that end rights wait for accesses of initiators.

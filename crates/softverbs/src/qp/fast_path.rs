@@ -105,7 +105,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return false;
         };
-        let Some(srq) = conn.srq.as_ref().filter(|_| conn.ring) else {
+        let Some(srq) = conn.srq.as_ref().filter(|_| conn.has_message_ring) else {
             return false;
         };
         if sq.kind == IBV_QPT_XRC_SEND {

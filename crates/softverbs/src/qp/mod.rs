@@ -109,10 +109,10 @@ pub(crate) struct Qp {
     target: Mutex<Option<xrc_target::Handle>>,
     batch: extended::Batch,
     /// The receive ring, or NULL, and the value by which its user identifies it.
-    ring: AtomicPtr<own_ring::OwnRing>,
-    ring_cookie: AtomicU64,
-    /// The completion queue at which its messages are noted; NULL without a ring.
-    ring_cq: AtomicPtr<Cq>,
+    receive_ring: AtomicPtr<own_ring::OwnRing>,
+    receive_ring_cookie: AtomicU64,
+    /// The completion queue at which its messages are noted; NULL without a receive ring.
+    receive_ring_cq: AtomicPtr<Cq>,
 }
 
 /// A state that no queue pair of the application is in.

@@ -210,8 +210,8 @@ impl Qp {
 
     /// # Errors
     /// `EINVAL`: the queue pair is not in `from` any more. `EBUSY`: a stopped process may still
-    /// write into the ring. `EMFILE` and others ([`sys::is_shortage`]): a lack of descriptors or
-    /// memory prevents opening the other end's process.
+    /// write into the receive ring. `EMFILE` and others ([`sys::is_shortage`]): a lack of
+    /// descriptors or memory prevents opening the other end's process.
     fn apply(
         &self,
         attr: &ibv_qp_attr,
@@ -221,7 +221,7 @@ impl Qp {
     ) -> Res<()> {
         if from == IBV_QPS_RESET {
             // The RESET may have returned `EBUSY`.
-            self.reopen_ring()?;
+            self.reopen_receive_ring()?;
         }
         // Before any lock is taken, as the call may open a process.
         let peer = self.open_peer(attr, mask)?;

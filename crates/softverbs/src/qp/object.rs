@@ -229,9 +229,9 @@ pub(super) fn blank(index: u32) -> Qp {
         attr: Mutex::new(Attributes { attr, init }),
         target: Mutex::new(None),
         batch: extended::Batch::default(),
-        ring: AtomicPtr::new(std::ptr::null_mut()),
-        ring_cookie: AtomicU64::new(0),
-        ring_cq: AtomicPtr::new(std::ptr::null_mut()),
+        receive_ring: AtomicPtr::new(std::ptr::null_mut()),
+        receive_ring_cookie: AtomicU64::new(0),
+        receive_ring_cq: AtomicPtr::new(std::ptr::null_mut()),
     }
 }
 
@@ -453,7 +453,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     this.reset();
     this.await_writers()?;
     this.await_accesses(RIGHTS)?;
-    this.free_ring();
+    this.free_receive_ring();
     let counts;
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();

@@ -124,14 +124,14 @@ impl Qp {
     /// # Errors
     /// `EOPNOTSUPP`: not RC, or the device has no rings. `EINVAL`: neither in RESET nor in INIT, or
     /// a wrong number of slots. `EEXIST`: it has one. `ENOMEM`.
-    pub(crate) fn create_ring(&'static self, slots: u32, cookie: u64) -> Res<*mut OwnRing> {
+    pub(crate) fn create_receive_ring(&'static self, slots: u32, cookie: u64) -> Res<*mut OwnRing> {
         if !enabled() || self.sq.lock().kind != IBV_QPT_RC {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         if !is_valid(slots) || !matches!(self.state(), IBV_QPS_RESET | IBV_QPS_INIT) {
             return Err(Errno(libc::EINVAL));
         }
-        if !self.ring.load(Ordering::Acquire).is_null() {
+        if !self.receive_ring.load(Ordering::Acquire).is_null() {
             return Err(Errno(libc::EEXIST));
         }
         let process = self.process();
@@ -167,9 +167,9 @@ impl Qp {
         // SAFETY: just allocated; no other thread has it.
         unsafe { OwnRing::show_next(ring) };
         let null = std::ptr::null_mut();
-        let first = self
-            .ring
-            .compare_exchange(null, ring, Ordering::AcqRel, Ordering::Relaxed);
+        let first =
+            self.receive_ring
+                .compare_exchange(null, ring, Ordering::AcqRel, Ordering::Relaxed);
         if first.is_err() {
             // another thread has created one
             // SAFETY: made by `Box::into_raw` above, and nothing else refers to it.
@@ -178,8 +178,8 @@ impl Qp {
             return Err(Errno(libc::EEXIST));
         }
         self.show_ring(Some(RingArea { at, slots }));
-        self.ring_cookie.store(cookie, Ordering::Relaxed);
-        self.ring_cq.store(cq, Ordering::Release);
+        self.receive_ring_cookie.store(cookie, Ordering::Relaxed);
+        self.receive_ring_cq.store(cq, Ordering::Release);
         Ok(ring)
     }
 
@@ -197,14 +197,14 @@ impl Qp {
 
     /// The cookie of the queue pair's ring, if its messages are noted at `cq`. Takes no lock.
     pub(crate) fn cookie_of_ring(&self, cq: &Cq) -> Option<u64> {
-        let here = std::ptr::eq(self.ring_cq.load(Ordering::Acquire), cq);
-        here.then(|| self.ring_cookie.load(Ordering::Relaxed))
+        let here = std::ptr::eq(self.receive_ring_cq.load(Ordering::Acquire), cq);
+        here.then(|| self.receive_ring_cookie.load(Ordering::Relaxed))
     }
 
     /// Whether a sender waits for a change of the ring; withdraws its request. The caller has
     /// changed the state word and run a fence, and holds the lock of the receive queue.
-    pub(super) fn ring_is_awaited(&self) -> bool {
-        if self.ring.load(Ordering::Acquire).is_null() {
+    pub(super) fn receive_ring_is_awaited(&self) -> bool {
+        if self.receive_ring.load(Ordering::Acquire).is_null() {
             return false;
         }
         // Only this process writes the places, and it clears them before it gives the memory back.
@@ -219,8 +219,8 @@ impl Qp {
 
     /// Wakes the sender, if it waits for a change of the ring, after the queue pair went to ERR.
     /// The caller has run a light fence.
-    pub(super) fn wake_ring_sender(&self, rq: &mut RecvQueue) {
-        if self.ring_is_awaited() {
+    pub(super) fn wake_receive_ring_sender(&self, rq: &mut RecvQueue) {
+        if self.receive_ring_is_awaited() {
             self.notify_ring_sender(rq);
         }
     }
@@ -234,8 +234,8 @@ impl Qp {
     }
 
     /// Ends the connection of the ring: part of a reset, under the locks of both queues.
-    pub(super) fn close_ring(&self, rq: &RecvQueue) {
-        let ring = self.ring.load(Ordering::Acquire);
+    pub(super) fn close_receive_ring(&self, rq: &RecvQueue) {
+        let ring = self.receive_ring.load(Ordering::Acquire);
         if ring.is_null() {
             return;
         }
@@ -263,12 +263,12 @@ impl Qp {
     /// # Errors
     /// `EBUSY`: a sender writes for longer than 5 s, or its process cannot be opened to find that
     /// out. The call can be repeated.
-    pub(super) fn reopen_ring(&self) -> Res<()> {
-        let ring = self.ring.load(Ordering::Acquire);
+    pub(super) fn reopen_receive_ring(&self) -> Res<()> {
+        let ring = self.receive_ring.load(Ordering::Acquire);
         if ring.is_null() {
             return Ok(());
         }
-        // SAFETY: as in `close_ring`.
+        // SAFETY: as in `close_receive_ring`.
         let ring = unsafe { &mut *ring };
         let inbound = &mut ring.inbound;
         if inbound.phase != Phase::Closed {
@@ -294,13 +294,13 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether [`Self::reopen_ring`] would wait for a sender that this process has open.
-    pub(super) fn is_ring_in_use(&self) -> bool {
-        let ring = self.ring.load(Ordering::Acquire);
+    /// Whether [`Self::reopen_receive_ring`] would wait for a sender that this process has open.
+    pub(super) fn is_receive_ring_in_use(&self) -> bool {
+        let ring = self.receive_ring.load(Ordering::Acquire);
         if ring.is_null() {
             return false;
         }
-        // SAFETY: as in `close_ring`.
+        // SAFETY: as in `close_receive_ring`.
         let inbound = unsafe { &(*ring).inbound };
         let Some(former) = inbound.former.as_ref() else {
             return false;
@@ -313,16 +313,18 @@ impl Qp {
             && peer.is_some_and(|peer| writes(&peer, former.dest, former.used))
     }
 
-    /// Frees the ring of a queue pair that is being destroyed, after [`Self::reopen_ring`].
-    pub(super) fn free_ring(&self) {
-        let ring = self.ring.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    /// Frees the ring of a queue pair that is being destroyed, after [`Self::reopen_receive_ring`].
+    pub(super) fn free_receive_ring(&self) {
+        let ring = self
+            .receive_ring
+            .swap(std::ptr::null_mut(), Ordering::AcqRel);
         if ring.is_null() {
             return;
         }
         let null = std::ptr::null_mut();
-        self.ring_cq.store(null, Ordering::Relaxed);
+        self.receive_ring_cq.store(null, Ordering::Relaxed);
         self.show_ring(None);
-        // SAFETY: made by `Box::into_raw` in `create_ring`, and nothing else refers to it.
+        // SAFETY: made by `Box::into_raw` in `create_receive_ring`, and nothing else refers to it.
         let ring = unsafe { Box::from_raw(ring) };
         let segment = &self.process().segment;
         for area in [Some(ring.first), ring.larger].into_iter().flatten() {
@@ -347,7 +349,7 @@ fn await_writer(writes: impl Fn() -> bool) -> Res<()> {
 }
 
 impl OwnRing {
-    /// The ring of a C object, which comes from [`Qp::create_ring`].
+    /// The ring of a C object, which comes from [`Qp::create_receive_ring`].
     #[inline(always)]
     pub(crate) fn from_ptr(ring: *mut softdv_ring) -> *mut Self {
         ring.cast()

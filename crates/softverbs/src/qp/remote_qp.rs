@@ -40,8 +40,8 @@ pub(super) struct Connection {
     pub(super) recv_cq: u32,
     /// The shared receive queue of the other end, if it uses one.
     pub(super) srq: Option<Shared>,
-    /// The ring to the process existed when it was last checked.
-    pub(super) ring: bool,
+    /// The message ring to the process ([`crate::ring`]) existed when it was last checked.
+    pub(super) has_message_ring: bool,
     /// The shared receive queue of an XRC request.
     pub(super) delivery: Delivery,
     desc_at: usize,
@@ -116,7 +116,7 @@ impl Connection {
             desc_stride: srq.desc_stride,
             turn: 0,
             srq: Some(srq),
-            ring: false,
+            has_message_ring: false,
             delivery,
         }
     }
@@ -426,7 +426,7 @@ fn read(
         hazard: OwnHazard::new(&peer.hazards, own_slot),
         through: Through::queue_pair(index),
         state: Arc::clone(map),
-        ring: false,
+        has_message_ring: false,
         delivery: Delivery::default(),
         index: index % MAX_QPS as u32,
         at,

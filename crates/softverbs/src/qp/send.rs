@@ -692,11 +692,11 @@ impl Qp {
         if sq.claim.is_none()
             && let Some(conn) = &mut sq.conn
             && let Some(srq) = &conn.srq
-            && (conn.ring || !barriers_work() || srq.available(&conn.peer.map))
+            && (conn.has_message_ring || !barriers_work() || srq.available(&conn.peer.map))
         {
-            if !conn.ring {
+            if !conn.has_message_ring {
                 match conn.peer.has_ring(process.signature()) {
-                    Ok(true) => conn.ring = true,
+                    Ok(true) => conn.has_message_ring = true,
                     Ok(false) => return Some(Step::Wait(Reason::Room)),
                     Err(_) => return Some(Step::Done(unopened(&conn.peer))),
                 }
