@@ -145,6 +145,7 @@ const QP: &str = "crates/softverbs/src/qp/";
 const QP_LAYERS: &[&[&str]] = &[
     &[
         "agent_request",
+        "copy_list",
         "counts",
         "drain",
         "pending_word",

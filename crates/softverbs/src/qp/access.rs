@@ -2,22 +2,14 @@
 //! by one system call (`docs/softverbs.md`, "Lists of requests"). It has the same effect as the
 //! general path ([`super::send`]), to which it leaves every request that is not executed here.
 
-use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::remote_qp::Connection;
+use super::copy_list::{List, MAX_REQUESTS, Source, Stop};
 use super::{Qp, SendQueue};
-use crate::hazard::MOST_AT_ONCE;
 use crate::key::Key;
-use crate::peer::Peer;
-use crate::region::{self, Direction, LastRegion, Regions, Target};
-use crate::sys;
-
-/// Maximum number of requests that are executed together, and of their buffers.
-const MAX_REQUESTS: usize = 64;
-const MAX_RANGES: usize = 128;
+use crate::region::{Direction, Target};
 
 /// Result of executing the first requests of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,280 +18,6 @@ pub(super) struct Executed {
     pub(super) rest: *mut ibv_send_wr,
     /// The copy ended before this request, so the general path executes it and finds the error.
     pub(super) stopped: bool,
-}
-
-/// Memory ranges on the stack, not zeroed for speed.
-struct Ranges {
-    list: [MaybeUninit<libc::iovec>; MAX_RANGES],
-    count: usize,
-}
-
-impl Ranges {
-    #[inline(always)]
-    fn new() -> Self {
-        Self {
-            list: [const { MaybeUninit::uninit() }; MAX_RANGES],
-            count: 0,
-        }
-    }
-
-    /// Appends a range. The caller has checked that there is room.
-    #[inline(always)]
-    fn push(&mut self, addr: u64, len: usize) {
-        self.list[self.count].write(sys::as_local(addr, len));
-        self.count += 1;
-    }
-
-    /// As [`Self::push`], with ranges that follow each other joined.
-    #[inline(always)]
-    fn join(&mut self, addr: u64, len: usize) {
-        if self.count > 0 {
-            // SAFETY: the first `count` entries were written.
-            let last = unsafe { self.list[self.count - 1].assume_init_mut() };
-            if (last.iov_base as u64).checked_add(last.iov_len as u64) == Some(addr) {
-                last.iov_len += len;
-                return;
-            }
-        }
-        self.push(addr, len);
-    }
-
-    #[inline(always)]
-    fn as_slice(&self) -> &[libc::iovec] {
-        // SAFETY: the first `count` entries were written.
-        unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
-    }
-}
-
-/// Requests that are executed together, and their ranges.
-pub(super) struct List {
-    local: Ranges,
-    /// Ranges of the peer's memory that the kernel copies. Ranges are joined on this side alone:
-    /// the kernel then still copies the requests one after the other.
-    remote: Ranges,
-    /// Number of bytes of the requests up to each one, which is included.
-    ends: [MaybeUninit<u32>; MAX_REQUESTS],
-    count: usize,
-    bytes: usize,
-    /// Number of bytes that this thread has copied through a mapping.
-    direct: usize,
-    /// Whether this thread may copy so: local memory is that of regions, or short inline data.
-    may_map: bool,
-}
-
-/// Reason why the kernel copied fewer bytes.
-pub(super) enum Stop {
-    /// This many bytes were copied, or fewer bytes than the first request has.
-    At(usize),
-    /// The copy was not begun.
-    NotBegun,
-}
-
-impl List {
-    #[inline(always)]
-    pub(super) fn new(may_map: bool) -> Self {
-        Self {
-            may_map,
-            local: Ranges::new(),
-            remote: Ranges::new(),
-            ends: [const { MaybeUninit::uninit() }; MAX_REQUESTS],
-            count: 0,
-            bytes: 0,
-            direct: 0,
-        }
-    }
-
-    /// Adds a request. Returns false, with nothing added, if the general path must execute it, or
-    /// another list.
-    ///
-    /// # Safety
-    /// `wr` must be a valid READ or WRITE.
-    #[inline(always)]
-    unsafe fn add(
-        &mut self,
-        wr: &ibv_send_wr,
-        from: &mut Source<'_>,
-        conn: &Connection,
-        target: Target,
-        way: Direction,
-    ) -> bool {
-        let num_sge = wr.num_sge.cast_unsigned();
-        if num_sge > from.max_sge || self.local.count + num_sge as usize > MAX_RANGES {
-            return false;
-        }
-        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        if inline && way == Direction::Read {
-            return false;
-        }
-        let (first, mut len) = (self.local.count, 0);
-        for i in 0..num_sge as usize {
-            // SAFETY: the caller promises a valid list of `num_sge` sges.
-            let sge = unsafe { &*wr.sg_list.add(i) };
-            if sge.length == 0 {
-                continue;
-            }
-            let addr = match inline {
-                true => Some(sge.addr),
-                false => from.addr(sge, way),
-            };
-            let Some(addr) = addr else {
-                self.local.count = first;
-                return false;
-            };
-            len += sge.length as usize;
-            self.local.push(addr, sge.length as usize);
-        }
-        if inline && len > from.max_inline as usize {
-            self.local.count = first;
-            return false;
-        }
-        self.close(len, first, (&conn.peer, target, way))
-    }
-
-    /// Adds the remote range of a request of `len` bytes whose local ranges begin at `first`, and
-    /// counts the request. Returns false, with nothing added, if it does not fit.
-    #[inline(always)]
-    fn close(
-        &mut self,
-        len: usize,
-        first: usize,
-        (peer, target, way): (&Peer, Target, Direction),
-    ) -> bool {
-        let fits = len <= MOST_AT_ONCE - self.bytes;
-        if !fits || len != 0 && !self.add_remote(len, first, peer, target, way) {
-            self.local.count = first;
-            return false;
-        }
-        self.bytes += len;
-        self.ends[self.count].write(self.bytes as u32);
-        self.count += 1;
-        true
-    }
-
-    /// As [`Self::add`], an operation on the `len` bytes at `from` of this process.
-    #[inline(always)]
-    pub(super) fn add_range(
-        &mut self,
-        (from, len): (u64, usize),
-        peer: &Peer,
-        target: Target,
-        way: Direction,
-    ) -> bool {
-        let first = self.local.count;
-        if self.count == MAX_REQUESTS || first == MAX_RANGES {
-            return false;
-        }
-        self.local.push(from, len);
-        self.close(len, first, (peer, target, way))
-    }
-
-    /// Adds the remote range of a request whose local ranges begin at `first`. A range that this
-    /// process has mapped is copied at once.
-    #[inline(always)]
-    fn add_remote(
-        &mut self,
-        len: usize,
-        first: usize,
-        peer: &Peer,
-        target: Target,
-        way: Direction,
-    ) -> bool {
-        let right = way.right();
-        let resolved = region::resolve(&peer.map, target, target.addr, len as u64, right);
-        let Some(resolved) = resolved else {
-            return false;
-        };
-        if resolved.direct.stamp != 0
-            && let Some(there) = peer.direct(resolved.direct.stamp)
-        {
-            // behind requests that the kernel has not executed yet
-            let behind = self.direct != self.bytes;
-            let local = &self.local.as_slice()[first..];
-            let offset = resolved.direct.offset;
-            if behind
-                || !self.may_map
-                || region::copy_mapped(&there, offset, local, len, way).is_err()
-            {
-                return false;
-            }
-            self.direct += len;
-            self.local.count = first;
-            return true;
-        }
-        if self.direct != 0 {
-            return false;
-        }
-        self.remote.join(resolved.addr, len);
-        true
-    }
-
-    /// Makes the kernel copy the ranges.
-    #[inline(always)]
-    pub(super) fn copy(&self, peer: &Peer, way: Direction) -> Result<(), Stop> {
-        if self.direct == self.bytes {
-            return Ok(());
-        }
-        if !peer.check_alive() {
-            return Err(Stop::NotBegun);
-        }
-        let (pid, local, remote) = (
-            peer.identity.pid,
-            self.local.as_slice(),
-            self.remote.as_slice(),
-        );
-        let moved = match way {
-            Direction::Write => sys::vm_write(pid, local, remote),
-            Direction::Read => sys::vm_read(pid, local, remote),
-        };
-        match moved {
-            Ok(bytes) if bytes == self.bytes => Ok(()),
-            Ok(bytes) => Err(Stop::At(bytes)),
-            Err(error) if sys::refused(error) => Err(Stop::NotBegun),
-            Err(_) => Err(Stop::At(0)),
-        }
-    }
-
-    #[inline(always)]
-    fn ends(&self) -> &[u32] {
-        // SAFETY: the first `count` entries were written.
-        unsafe { std::slice::from_raw_parts(self.ends.as_ptr().cast(), self.count) }
-    }
-
-    /// How many requests were executed, after [`Self::copy`] has stopped, and whether the kernel
-    /// may have copied a part of the next one.
-    pub(super) fn stopped_at(&self, stop: &Stop) -> (usize, bool) {
-        match stop {
-            Stop::At(bytes) => {
-                let bytes = *bytes;
-                let whole = self.ends().partition_point(|&end| end as usize <= bytes);
-                (whole, true)
-            }
-            Stop::NotBegun => (0, false),
-        }
-    }
-
-    /// Number of requests.
-    pub(super) fn len(&self) -> usize {
-        self.count
-    }
-}
-
-/// The local side of requests.
-struct Source<'a> {
-    regions: &'a Regions,
-    last_region: &'a mut LastRegion,
-    pd: u32,
-    max_sge: u32,
-    max_inline: u32,
-}
-
-impl Source<'_> {
-    #[inline(always)]
-    fn addr(&mut self, sge: &ibv_sge, way: Direction) -> Option<u64> {
-        let write = way == Direction::Read;
-        self.regions
-            .local_again(self.last_region, sge, self.pd, write)
-    }
 }
 
 /// The shared receive queue that a request on an XRC queue pair names; 0 on other queue pairs.
@@ -342,15 +60,12 @@ impl Qp {
         };
         let used = sq.head.wrapping_sub(self.send_done.load(Ordering::Acquire));
         let room = sq.max_wr.saturating_sub(used) as usize;
-        let plain = matches!(sq.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
+        let idle = matches!(sq.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
             && self.state() == IBV_QPS_RTS
-            && sq.executed == sq.head
-            && conn.word.access() & way.right() != 0
-            && !conn.peer.is_given_up()
-            && !conn.peer.refuses();
+            && sq.executed == sq.head;
         // SAFETY: the caller promises a valid chain.
         let (queue, rkey) = unsafe { (queue_of(wr, sq.kind), wr.wr.rdma.rkey) };
-        if !plain || conn.delivery.number != queue || !conn.still_delivers() {
+        if !idle || !conn.may_access(queue, way.right()) || conn.peer.refuses() {
             return none;
         }
         let process = self.process();
@@ -384,7 +99,7 @@ impl Qp {
             // SAFETY: the union's members are read by opcode, and all bytes are initialised.
             let (rdma, on) = unsafe { (request.wr.rdma, queue_of(request, sq.kind)) };
             let same = request.opcode == wr.opcode && rdma.rkey == rkey && on == queue;
-            if !same || list.count == room.min(most) {
+            if !same || list.len() == room.min(most) {
                 break;
             }
             let target = Target {
@@ -394,7 +109,7 @@ impl Qp {
                 qp: sq.dest,
             };
             // SAFETY: a valid request, with an opcode of this path.
-            if !unsafe { list.add(request, &mut from, conn, target, way) } {
+            if !unsafe { list.add(request, &mut from, peer, target, way) } {
                 break;
             }
             next = request.next;

@@ -3,7 +3,7 @@
 
 use rdma_core_sys::*;
 
-use super::access::List;
+use super::copy_list::List;
 use super::remote_qp::Connection;
 use super::{Qp, SendQueue};
 use crate::hazard::{Gate, Hazard, MOST_AT_ONCE};
@@ -160,16 +160,6 @@ impl Qp {
             && (queue == 0 || self.reach_shared(sq, queue).is_ok())
     }
 
-    /// Whether an operation that needs these rights may be executed now, on an idle queue pair, if
-    /// [`Connection::gate`] is open behind its hazard.
-    #[inline(always)]
-    fn may_access(conn: &Connection, queue: u32, rights: u32) -> bool {
-        conn.word.access() & rights == rights
-            && !conn.peer.is_given_up()
-            && conn.delivery.number == queue
-            && conn.still_delivers()
-    }
-
     /// Executes one READ or WRITE without a request, behind all requests that were posted. `queue`:
     /// the shared receive queue that a request names, on a queue pair of XRC; otherwise 0. `false`:
     /// it has to be posted.
@@ -196,7 +186,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return false;
         };
-        if !Self::may_access(conn, queue, way.right()) || conn.peer.refuses() {
+        if !conn.may_access(queue, way.right()) || conn.peer.refuses() {
             return false;
         }
         let process = self.process();
@@ -267,7 +257,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return 0;
         };
-        if !Self::may_access(conn, 0, way.right()) || conn.peer.refuses() {
+        if !conn.may_access(0, way.right()) || conn.peer.refuses() {
             return 0;
         }
         let (process, peer) = (self.process(), &conn.peer);
@@ -360,7 +350,7 @@ impl Qp {
             return None;
         }
         let conn = sq.conn.as_ref()?;
-        if !Self::may_access(conn, queue, rights) {
+        if !conn.may_access(queue, rights) {
             return None;
         }
         let target = Target {

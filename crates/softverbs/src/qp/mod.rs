@@ -11,6 +11,7 @@ mod access;
 mod agent_request;
 mod atomic;
 mod copies;
+mod copy_list;
 mod counts;
 mod datagram;
 mod drain;

@@ -158,6 +158,17 @@ impl Connection {
         }
     }
 
+    /// Whether an access that needs these rights may be executed now, on an idle queue pair, if
+    /// [`Self::gate`] is open behind its hazard. `queue`: the shared receive queue that a request
+    /// on an XRC queue pair names; otherwise 0.
+    #[inline(always)]
+    pub(super) fn may_access(&self, queue: u32, rights: u32) -> bool {
+        self.word.access() & rights == rights
+            && !self.peer.is_given_up()
+            && self.leads_to(queue)
+            && self.still_delivers()
+    }
+
     /// For accesses through the other end's queue pair.
     #[inline(always)]
     pub(super) fn gate(&self) -> Gate<'_> {

@@ -453,7 +453,7 @@ impl Qp {
 
     /// RDMA READ or WRITE.
     fn run_access(&self, sq: &mut SendQueue, request: &Request<'_>, way: Direction) -> Step {
-        match self.access(sq, request, way) {
+        match self.copy_request(sq, request, way) {
             Ok(()) => Step::Done(IBV_WC_SUCCESS),
             Err(step) => step,
         }
@@ -464,7 +464,7 @@ impl Qp {
     /// # Errors
     /// The step of a request whose bytes were not all copied. That of an unreliable connection can
     /// have success.
-    fn access(
+    fn copy_request(
         &self,
         sq: &mut SendQueue,
         request: &Request<'_>,
@@ -588,7 +588,7 @@ impl Qp {
             return step;
         }
         if !sq.pushed {
-            if let Err(step) = self.access(sq, request, Direction::Write) {
+            if let Err(step) = self.copy_request(sq, request, Direction::Write) {
                 // not published: the receive stays for the next message
                 return step;
             }
