@@ -157,7 +157,7 @@ const QP_LAYERS: &[&[&str]] = &[
     &["ring_sends"],
     &["access", "fail", "own_ring", "push", "waiting", "xrc_send"],
     &["atomic", "elements", "execute"],
-    &["datagram", "pending", "send", "window"],
+    &["datagram", "pending", "post", "send", "window"],
     &["extended", "fast_path", "pull"],
     &["object"],
     &["xrc_target"],

@@ -142,9 +142,7 @@ impl Qp {
             // SAFETY: the caller promises a chain that is long enough.
             let wr = unsafe { &*next };
             sq.counts.add(wr.opcode);
-            sq.head = sq.head.wrapping_add(1);
-            let len = u64::from(end - begin);
-            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, IBV_WC_SUCCESS);
+            self.finish_posted(sq, wr, u64::from(end - begin), IBV_WC_SUCCESS);
             (next, begin) = (wr.next, end);
         }
         Executed {

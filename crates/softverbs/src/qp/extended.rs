@@ -215,7 +215,7 @@ impl Content {
             return 0;
         }
         // SAFETY: a chain of requests whose lists live until this returns.
-        unsafe { super::send::post_all(qp, next, self.requests.len()) }
+        unsafe { super::post::post_all(qp, next, self.requests.len()) }
     }
 }
 

@@ -1,11 +1,11 @@
 //! Queue pairs.
 //!
-//! Both queues are private memory. The initiator executes a request when it is posted, or later
-//! when the resource that the request waits for is available ([`send`]). The process that owns the
-//! receiving queue pair turns messages into completions ([`recv`]). Messages that find no receive
-//! become pending: the sender shows them to the other end ([`pending`]), which takes them when a
-//! receive is posted ([`pull`]). Peers see only the queue pair's entry in the segment: one state
-//! word, and the posted receives.
+//! Both queues are private memory. The initiator executes a request when it is posted ([`post`],
+//! [`send`]), or later when the resource that the request waits for is available ([`waiting`]). The
+//! process that owns the receiving queue pair turns messages into completions ([`recv`]). Messages
+//! that find no receive become pending: the sender shows them to the other end ([`pending`]), which
+//! takes them when a receive is posted ([`pull`]). Peers see only the queue pair's entry in the
+//! segment: one state word, and the posted receives.
 
 mod access;
 mod agent_request;
@@ -25,6 +25,7 @@ mod object;
 mod own_ring;
 mod pending;
 pub(crate) mod pending_word;
+mod post;
 mod pull;
 mod push;
 mod recv;
@@ -48,9 +49,9 @@ pub(crate) use object::{QpInit, abandon, create, destroy, destroy_unused, end_ev
 pub(crate) use own_ring::OwnRing;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pending::PendingView;
+pub(crate) use post::post_send;
 pub(crate) use recv::{deliver, post_recv};
 pub(crate) use ring_sends::OutgoingMessage;
-pub(crate) use send::post_send;
 pub(crate) use waiting::Went;
 pub(crate) use window::bind_mw;
 #[cfg(test)]
