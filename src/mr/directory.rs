@@ -1,46 +1,34 @@
-//! The key directory of a protection domain, owner's side: the keys that peers may look up, the
-//! connection blocks through which peers find the directory, and the registrations of closed
-//! regions, which are retained until no peer can use their keys. `docs/protocol.md` has the bytes
-//! and the order of writing them.
-//!
-//! In one file: the keys, the blocks and the retained registrations change under one lock.
+//! The key directory of a protection domain, owner's side: the keys that peers may look up, and the
+//! registrations of closed regions, which are retained until no peer can use their keys.
+//! `docs/protocol.md` has the bytes and the order of writing them. Peers find the directory through
+//! connection blocks (`connection_block.rs`), which change under the directory's lock.
 //!
 //! While a thread holds the directory's lock, it acquires only locks of the peers' endpoints: the
 //! lock of the completion queue, and for looks at peers none (`revocation.rs`).
-//!
-//! The file exceeds 800 lines by tests of revocations, which set the words of connection blocks.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
-use super::directory_peers::{DirectoryPeer, Members};
+use super::directory_peers::Members;
 use super::directory_table::Table;
 use super::revocation::{Ending, Retained, Retired};
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
-use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, WordRange, Words};
-use crate::wire::records::{Block, Entry, Header, WORDS};
-
-/// Connection blocks per allocation. One registration of it is for this side's requests. Each block
-/// in use has a registration of its own for its peer, which therefore has no access to other
-/// blocks.
-const SLAB: usize = 64;
-/// Words from the start of one block to the start of the next. The first word behind each block
-/// receives the results of reads of the peer's block.
-const STRIDE: usize = 2 * WORDS;
+use crate::verbs::{Mr, Pd, Rkey, Words};
+use crate::wire::records::{Entry, Header, WORDS};
 
 /// An endpoint whose peer is notified of revocations. The directory calls it with its lock held: it
 /// may post and poll, and must not call the directory. Others may call it without that lock.
 pub(crate) trait Peer: Send + Sync {
-    /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
+    /// Writes the directory's count of revocations (`ConnectionBlock::revocations`) to the
     /// *revision* of the peer's connection block, in this call, by a later retry, or when the
     /// peer's address is known.
     fn notify_revocations(&self);
     /// Polls for completions, repeats a notification that could not be sent, and posts a read of
-    /// the peer's word [`Block::SETTLED`].
+    /// the peer's word *settled*.
     fn look(&self) -> Look;
     /// Acknowledges the revocations of the peer's directory, unless another thread holds the
     /// endpoint's transmit lock.
@@ -54,7 +42,7 @@ pub(crate) trait Peer: Send + Sync {
 pub(crate) struct Look {
     /// Whether requests of the peer may still be executed at this side.
     pub(crate) up: bool,
-    /// The result of the last read of the peer's word [`Block::SETTLED`].
+    /// The result of the last read of the peer's word *settled*.
     pub(crate) answer: Option<u64>,
     /// Whether a new read of that word is under way.
     pub(crate) asked: bool,
@@ -63,8 +51,8 @@ pub(crate) struct Look {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    header: Words,
-    pd: Arc<Pd>,
+    pub(super) header: Words,
+    pub(super) pd: Arc<Pd>,
     domain: u64,
     /// The event cells, if regions may count peers' operations.
     cells: Option<Arc<Cells>>,
@@ -76,10 +64,10 @@ pub(crate) struct Directory {
 pub(super) struct Inner {
     table: Table,
     pub(super) revocations: u64,
-    /// The connection blocks, [`SLAB`] per allocation.
+    /// The connection blocks, `SLAB` of `connection_block.rs` per allocation.
     pub(super) blocks: Vec<Arc<Words>>,
     /// Numbers of the blocks that are not in use.
-    free: Vec<usize>,
+    pub(super) free: Vec<usize>,
     pub(super) peers: Members,
     /// Retired registrations, each with the revocation count that peers must acknowledge before it
     /// is freed, oldest first.
@@ -100,132 +88,6 @@ impl std::fmt::Debug for Inner {
             .field("revocations", &self.revocations)
             .field("retired", &self.retired.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// Location of a connection block.
-#[derive(Clone, Debug)]
-pub(super) struct BlockPlace {
-    words: Arc<Words>,
-    /// Index of the block's first word.
-    index: usize,
-    /// The block's number; the numbering continues across the allocations.
-    number: usize,
-}
-
-/// The connection block of one endpoint. Released when dropped.
-#[derive(Debug)]
-pub(crate) struct ConnectionBlock {
-    directory: Arc<Directory>,
-    place: BlockPlace,
-    /// The peer's access to the block. `None` only during the drop.
-    access: Option<WordRange>,
-    _cell: Option<Arc<Cell>>,
-}
-
-impl ConnectionBlock {
-    pub(crate) fn addr(&self) -> RemoteAddr {
-        self.place.words.remote_addr(self.place.index)
-    }
-
-    pub(crate) fn rkey(&self) -> Rkey {
-        let access = self.access.as_ref();
-        access.map_or(Rkey::default(), WordRange::rkey)
-    }
-
-    /// A number that is unique to the connection with very high probability.
-    pub(crate) fn token(&self) -> u64 {
-        self.directory.domain ^ self.addr().get()
-    }
-
-    /// Whether the peer has looked up a key, and has not written 0 since.
-    pub(crate) fn holds_keys(&self) -> bool {
-        self.place.acknowledged() != 0
-    }
-
-    /// The last revocation count that the peer has written here.
-    #[inline]
-    pub(crate) fn revision(&self) -> u64 {
-        self.place.words.load(self.place.index + Block::REVISION)
-    }
-
-    /// Address and lkey of the directory's revocation count.
-    pub(crate) fn revocations(&self) -> (u64, Lkey) {
-        let header = &self.directory.header;
-        (header.addr(4), header.lkey())
-    }
-
-    /// Stores a word in registered memory, as the source of a write. Returns its address and lkey.
-    pub(crate) fn store_acknowledged(&self, value: u64) -> (u64, Lkey) {
-        let index = self.place.index + 4;
-        self.place.words.store(index, value);
-        (self.place.words.addr(index), self.place.words.lkey())
-    }
-
-    /// Publishes the value of the word [`Block::SETTLED`], which the peer reads.
-    pub(crate) fn show_settled(&self, value: u64) {
-        let index = self.place.index + Block::SETTLED;
-        self.place.words.store(index, value);
-    }
-
-    /// Address and lkey of the word that receives reads of the peer's block.
-    pub(crate) fn sink(&self) -> (u64, Lkey) {
-        let words = &self.place.words;
-        (words.addr(self.place.index + WORDS), words.lkey())
-    }
-
-    /// The result of the last read of the peer's block.
-    pub(crate) fn peer_settled(&self) -> u64 {
-        self.place.words.load(self.place.index + WORDS)
-    }
-
-    /// Adds the peer: it is notified of revocations until `peer` is dropped or [`Self::leave`] is
-    /// called.
-    pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
-        let mut inner = self.directory.inner.lock();
-        let member = DirectoryPeer::new(peer, self.place.clone());
-        inner.peers.insert(self.place.number, member);
-    }
-
-    /// From now on `peer` is asked about the peer, in place of what was passed to [`Self::join`],
-    /// which the directory does not use after the return. No effect if the peer was removed.
-    pub(crate) fn succeed(&self, peer: Weak<dyn Peer>) {
-        self.directory
-            .inner
-            .lock()
-            .peers
-            .succeed(self.place.number, peer);
-        self.directory.wait_for_look();
-    }
-
-    /// Removes the peer, which the directory does not use after the return. The queue pair must be
-    /// unable to execute further operations of the peer. Does not wait for an access that is under
-    /// way.
-    pub(crate) fn leave(&self) {
-        let mut inner = self.directory.inner.lock();
-        let mut ending = Vec::new();
-        if inner.peers.remove(self.place.number) {
-            ending = inner.take_ending();
-        }
-        drop(inner);
-        self.directory.end(ending);
-        self.directory.wait_for_look();
-    }
-}
-
-/// Does not wait: the driver of connections drops blocks too. If the peer, which may be stopped,
-/// accesses the block, the block is free later.
-impl Drop for ConnectionBlock {
-    fn drop(&mut self) {
-        let mut inner = self.directory.inner.lock();
-        let mut ending = match inner.peers.remove(self.place.number) {
-            true => inner.take_ending(),
-            false => std::mem::take(&mut inner.ending),
-        };
-        drop(inner);
-        let access = self.access.take();
-        ending.extend(access.map(|access| Ending::Block(access, self.place.number)));
-        self.directory.end(ending);
     }
 }
 
@@ -349,51 +211,6 @@ impl Directory {
         self.domain
     }
 
-    /// Allocates a connection block for an endpoint; in `cell` the peer counts its operations.
-    ///
-    /// # Errors
-    /// `ENOMEM` and others of registering memory.
-    pub(crate) fn block(self: &Arc<Self>, cell: Option<Arc<Cell>>) -> Result<ConnectionBlock> {
-        let ending = std::mem::take(&mut self.inner.lock().ending);
-        self.end(ending);
-        let mut inner = self.inner.lock();
-        if inner.free.is_empty() {
-            let slab = inner.blocks.len();
-            let words = Words::new(&self.pd, SLAB * STRIDE, sys::IBV_ACCESS_LOCAL_WRITE)?;
-            inner.blocks.push(Arc::new(words));
-            inner.free.extend((slab * SLAB..(slab + 1) * SLAB).rev());
-        }
-        // not empty: blocks were added above if there were none
-        let number = inner.free.pop().ok_or(FiErrno::ENOMEM)?;
-        let words = Arc::clone(&inner.blocks[number / SLAB]);
-        let index = number % SLAB * STRIDE;
-        drop(inner);
-        let rights = sys::IBV_ACCESS_LOCAL_WRITE
-            | sys::IBV_ACCESS_REMOTE_WRITE
-            | sys::IBV_ACCESS_REMOTE_READ;
-        let access = WordRange::new(&self.pd, &words, index..index + WORDS, rights)
-            .inspect_err(|_| self.inner.lock().free.push(number))?;
-        for word in 0..STRIDE {
-            words.store(index + word, 0);
-        }
-        let block = Block {
-            header_addr: self.header.remote_addr(0),
-            header_rkey: self.header.rkey(),
-            cell: cell.as_ref().map_or(RemoteAddr::NULL, |cell| cell.addr()),
-        };
-        words.write(index + Block::OWNERS, &block.encode());
-        Ok(ConnectionBlock {
-            directory: Arc::clone(self),
-            place: BlockPlace {
-                words,
-                index,
-                number,
-            },
-            access: Some(access),
-            _cell: cell,
-        })
-    }
-
     /// Ends registrations that no peer can use any more. Those with an access under way are ended
     /// by a later call, or with the directory. Does not wait. The caller does not hold the
     /// directory's lock.
@@ -426,22 +243,9 @@ impl Directory {
     }
 }
 
-/// Indices of the blocks of one allocation whose peers hold keys, or held keys when they last
-/// wrote *acknowledged*.
-pub(super) fn holders(slab: usize, words: &Words) -> impl Iterator<Item = usize> {
-    (0..SLAB)
-        .filter(|i| words.load(i * STRIDE + Block::ACKNOWLEDGED) != 0)
-        .map(move |i| slab * SLAB + i)
-}
-
-impl BlockPlace {
-    pub(super) fn acknowledged(&self) -> u64 {
-        self.words.load(self.index + Block::ACKNOWLEDGED)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::connection_block::{BlockPlace, ConnectionBlock, SLAB};
     use super::super::revocation::MAX_RETIRED;
     use super::super::{Access, Buffer, Desc, LocalKeys, Mode, Region, RegionConfig, Use, tests};
     use super::*;
@@ -450,6 +254,8 @@ mod tests {
     use crate::queue::{Counter, WaitKind};
     use crate::verbs::devices;
     use crate::verbs::replaced::{self, BUSY, MOVES, WAITS};
+    use crate::wire::records::Block;
+    use std::sync::Weak;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 

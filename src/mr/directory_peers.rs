@@ -10,7 +10,8 @@
 
 use std::sync::{Arc, Weak};
 
-use super::directory::{BlockPlace, Peer};
+use super::connection_block::BlockPlace;
+use super::directory::Peer;
 use crate::wire::records::Block;
 
 /// A peer that has the address of its connection block.

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::directory::{Directory, Inner, Look, Peer, holders};
+use super::connection_block::holders;
+use super::directory::{Directory, Inner, Look, Peer};
 use super::directory_peers::DirectoryPeer;
 use crate::errno::FiErrno;
 use crate::log::{info_log, warn_log};

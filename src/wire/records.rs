@@ -68,6 +68,9 @@ impl Block {
     pub const REVISION: usize = 0;
     /// Index of the word in which the peer acknowledges revocations.
     pub const ACKNOWLEDGED: usize = 1;
+    /// Index of the word from which the owner's writes to the peer's [`Self::ACKNOWLEDGED`] are
+    /// sent.
+    pub const ACKNOWLEDGEMENT: usize = 4;
     /// Index of the word in which the owner publishes how many of the peer's revocations it has
     /// settled.
     pub const SETTLED: usize = 6;
@@ -120,6 +123,9 @@ pub struct Header {
 }
 
 impl Header {
+    /// Index of the word with the revocation count, from which the count is written to the peers.
+    pub const REVOCATIONS: usize = 4;
+
     /// The encoded words.
     pub fn encode(&self) -> [u64; WORDS] {
         sealed([
@@ -517,5 +523,43 @@ mod tests {
         let mut words = [11; WORDS];
         words[Block::OWNERS..].copy_from_slice(&block.encode());
         assert_eq!(Block::decode(&words), Some(block));
+    }
+
+    /// The words that are addressed one at a time are those that the records have for them.
+    #[test]
+    fn named_words_are_where_the_records_have_them() {
+        let [before, after] = [8, 9].map(|revocations| {
+            let header = Header {
+                revocations,
+                ..Header::default()
+            };
+            header.encode()
+        });
+        assert_eq!(after[Header::REVOCATIONS], 9);
+        let differ = (0..WORDS).filter(|&word| before[word] != after[word]);
+        // and the checksum
+        assert!(differ.eq([Header::REVOCATIONS, WORDS - 1]));
+        let block = Block {
+            header_addr: RemoteAddr::new(u64::MAX),
+            header_rkey: Rkey::new(u32::MAX),
+            cell: RemoteAddr::new(!7),
+        };
+        let named = [
+            Block::REVISION,
+            Block::ACKNOWLEDGED,
+            Block::ACKNOWLEDGEMENT,
+            Block::SETTLED,
+        ];
+        // the record does not depend on the value of these words
+        let mut words = [11; WORDS];
+        words[Block::OWNERS..].copy_from_slice(&block.encode());
+        for word in named {
+            assert!(word < Block::OWNERS || words[word] == 0, "word {word}");
+            words[word] = 12;
+        }
+        assert_eq!(Block::decode(&words), Some(block));
+        let mut sorted = named;
+        sorted.sort_unstable();
+        assert_eq!(sorted, named, "four different words");
     }
 }
