@@ -87,7 +87,7 @@ impl CmTarget for Answered {
             _ => return,
         }
         if let Some(circuits) = self.circuits.upgrade() {
-            circuits.confirmed(self);
+            circuits.note_confirmation(self);
         }
     }
 }

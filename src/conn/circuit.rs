@@ -133,7 +133,8 @@ impl Circuit {
         self.target.load(Ordering::Acquire)
     }
 
-    pub(crate) fn connected(&self, target: QpNumber) {
+    /// The initiator is connected to this target.
+    pub(crate) fn set_target(&self, target: QpNumber) {
         self.target.store(target.get(), Ordering::Release);
     }
 
@@ -198,7 +199,7 @@ impl Circuit {
 
     /// Notes that a request has failed, or the device has reported the failure: all connected users
     /// fail. Acquires no lock that precedes that of a completion queue.
-    pub(crate) fn failed(&self) {
+    pub(crate) fn note_failure(&self) {
         if self.failed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -213,14 +214,14 @@ impl Circuit {
     pub(crate) fn fail(&self) {
         // an error is that of a queue pair that is in this state already
         let _ = self.qp.set_error();
-        self.failed();
+        self.note_failure();
     }
 }
 
 impl AsyncListener for Circuit {
     fn async_event(&self, event: AsyncEvent) {
         if matches!(event, AsyncEvent::QpError | AsyncEvent::DeviceFatal) {
-            self.failed();
+            self.note_failure();
         }
     }
 }

@@ -114,7 +114,7 @@ impl Dial {
     /// Creates the identifier. The driver's thread.
     pub(super) fn resolve(&self, circuits: &Circuits) {
         if let Err(error) = self.begin(circuits) {
-            self.failed(error, 0, &PrivateData::EMPTY);
+            self.fail(error, 0, &PrivateData::EMPTY);
         }
         // a dial can end while its place is looked for: no other one waits for it
         let ended = self.state.lock().ended;
@@ -169,7 +169,7 @@ impl Dial {
             id.resolve_route()
         });
         if let Err(error) = listening {
-            self.failed(error, 0, &PrivateData::EMPTY);
+            self.fail(error, 0, &PrivateData::EMPTY);
         }
     }
 
@@ -236,7 +236,7 @@ impl Dial {
             }
             return Ok(());
         }
-        circuit.connected(target);
+        circuit.set_target(target);
         circuits.count_circuit();
         let this = self.this.upgrade().ok_or(FiErrno::ECANCELED)?;
         // libfabric's provider takes a second request on a circuit from the same port for a
@@ -244,11 +244,12 @@ impl Dial {
         let answer = CmData::decode(msg_xrc::data_of(event.private_data.bytes()));
         let shared = answer.introduction().is_some();
         circuits.made(&this, shared.then_some(&circuit));
-        self.answered(&event.private_data);
+        self.pass_answer(&event.private_data);
         Ok(())
     }
 
-    fn answered(&self, answer: &PrivateData) {
+    /// The peer has accepted: the user gets the share and the answer.
+    fn pass_answer(&self, answer: &PrivateData) {
         let share = self.state.lock().share.take();
         if let (Some(user), Some(share)) = (self.user.upgrade(), share) {
             let lives = share.connect();
@@ -260,11 +261,11 @@ impl Dial {
     }
 
     /// The answer to a request on a circuit that is up.
-    fn served(&self, circuits: &Circuits, answer: &PrivateData) -> Result<()> {
+    fn take_answer(&self, circuits: &Circuits, answer: &PrivateData) -> Result<()> {
         let header = Header::decode(answer.bytes()).ok_or(FiErrno::ECONNREFUSED)?;
         match header.kind {
-            Kind::Original | Kind::Reciprocal => self.answered(answer),
-            Kind::Rejected => self.failed(FiErrno::ECONNREFUSED, BY_APPLICATION, answer),
+            Kind::Original | Kind::Reciprocal => self.pass_answer(answer),
+            Kind::Rejected => self.fail(FiErrno::ECONNREFUSED, BY_APPLICATION, answer),
             Kind::OtherDomain => {
                 // the process has another XRC domain: it gets a circuit of its own
                 let share = {
@@ -299,7 +300,8 @@ impl Dial {
         Ok(())
     }
 
-    fn failed(&self, error: FiErrno, status: i32, data: &PrivateData) {
+    /// Ends the dial, whose user gets the error. No effect if the dial has ended.
+    fn fail(&self, error: FiErrno, status: i32, data: &PrivateData) {
         let ended = self.state.lock().ended;
         if ended {
             return;
@@ -334,9 +336,9 @@ impl CmTarget for Dial {
             }
             CmEventKind::RouteResolved => self.request(&circuits),
             CmEventKind::ConnectResponse => self.establish(&circuits, &event),
-            CmEventKind::Established => self.served(&circuits, &event.private_data),
+            CmEventKind::Established => self.take_answer(&circuits, &event.private_data),
             CmEventKind::Rejected => {
-                self.failed(FiErrno::ECONNREFUSED, event.status, &event.private_data);
+                self.fail(FiErrno::ECONNREFUSED, event.status, &event.private_data);
                 Ok(())
             }
             CmEventKind::Unreachable => {
@@ -351,7 +353,7 @@ impl CmTarget for Dial {
                     Some(reason) => (FiErrno::ECONNREFUSED, reason),
                     None => (connection::unreachable_errno(event.status), event.status),
                 };
-                self.failed(error, status, &PrivateData::EMPTY);
+                self.fail(error, status, &PrivateData::EMPTY);
                 Ok(())
             }
             CmEventKind::DeviceRemoval => Err(FiErrno::ENODEV),
@@ -365,7 +367,7 @@ impl CmTarget for Dial {
             _ => Ok(()),
         };
         if let Err(error) = step {
-            self.failed(error, event.status, &PrivateData::EMPTY);
+            self.fail(error, event.status, &PrivateData::EMPTY);
         }
     }
 }

@@ -129,7 +129,7 @@ impl State {
     }
 
     /// The peer of a user has sent its request, or the user has ended.
-    fn awaits_no_more(&mut self, tag: u32) {
+    fn end_expectation(&mut self, tag: u32) {
         self.awaiting.retain(|(awaiting, _)| *awaiting != tag);
         self.probes.retain(|(awaiting, _)| *awaiting != tag);
     }
@@ -299,11 +299,11 @@ impl Circuits {
     pub(crate) fn forget(&self, tag: u32) {
         let mut state = self.state.lock();
         state.users.remove(&tag);
-        state.awaits_no_more(tag);
+        state.end_expectation(tag);
     }
 
-    /// The user gets [`CircuitUser::not_answered`] unless it is [`Self::expect`]ed no more in time,
-    /// and [`CircuitUser::probe`] meanwhile.
+    /// The user gets [`CircuitUser::not_answered`] unless [`Self::end_expectation`] is called within
+    /// 10 s, and [`CircuitUser::probe`] meanwhile.
     pub(crate) fn expect(&self, tag: u32) {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -314,8 +314,8 @@ impl Circuits {
     }
 
     /// The reciprocal request has arrived.
-    pub(crate) fn arrived(&self, tag: u32) {
-        self.state.lock().awaits_no_more(tag);
+    pub(crate) fn end_expectation(&self, tag: u32) {
+        self.state.lock().end_expectation(tag);
     }
 
     /// Begins to connect: on a circuit that is up, or with a new one. `alone`: with a new one,
@@ -447,7 +447,7 @@ impl Circuits {
 
     /// The peer has confirmed an answer, or the exchange has ended: the identifier of the request
     /// ends like those of other requests.
-    pub(super) fn confirmed(&self, answered: &Answered) {
+    pub(super) fn note_confirmation(&self, answered: &Answered) {
         let due = Instant::now() + RETIRED;
         let mut state = self.state.lock();
         let mut retired = state.retired.iter_mut();
@@ -660,7 +660,7 @@ impl Circuits {
     }
 
     /// A request at one of the domain's listeners.
-    fn requested(&self, request: ConnectRequest) {
+    fn take_request(&self, request: ConnectRequest) {
         if let Some(end) = End::decode(request.private_data().bytes()) {
             let user = self.user(end.to);
             if let Some(user) = &user {
@@ -740,7 +740,7 @@ impl Circuits {
 
     /// A user is connected to the receive queue with this number, of the process that takes notices
     /// at this address. Connections to an ended queue with the same number end.
-    pub(crate) fn connected_to(
+    pub(crate) fn add_connection(
         &self,
         srq: SrqNumber,
         process: SocketAddr,
@@ -1050,7 +1050,7 @@ impl CmSink for Circuits {
 
     fn report(&self, _: Token, outcome: Outcome) {
         if let Outcome::Requested(request) = outcome {
-            self.requested(request);
+            self.take_request(request);
         }
     }
 

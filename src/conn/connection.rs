@@ -38,7 +38,7 @@ pub(crate) trait Owner {
     fn established(&self, private_data: &PrivateData) -> Result<()>;
 
     /// Called after the state has changed to [`State::Connected`] and the result was reported.
-    fn connected(&self) {}
+    fn after_connected(&self) {}
 }
 
 /// The identifier of a connection and its addresses, under the lock of the connection's owner.
@@ -269,8 +269,11 @@ impl Connection {
             CmEventKind::AddrResolved => owner.addr_resolved(),
             CmEventKind::RouteResolved => owner.route_resolved(),
             CmEventKind::Established => {
-                let established = owner.established(&event.private_data);
-                established.map(|()| self.established(owner, event.private_data))
+                let accepted = owner.established(&event.private_data);
+                if accepted.is_ok() && self.report_connected(event.private_data) {
+                    owner.after_connected();
+                }
+                accepted
             }
             CmEventKind::Disconnected => {
                 self.note_disconnect();
@@ -281,7 +284,7 @@ impl Connection {
                     // at the end of the connection. In `Accepting` the reply is sent, but the
                     // thread that has sent it has not changed the state.
                     self.qp_failed();
-                    self.connected(PrivateData::EMPTY);
+                    self.report_connected(PrivateData::EMPTY);
                 } else if !self.end() {
                     self.not_connected(FiErrno::ECONNABORTED, event.status, event.private_data);
                 }
@@ -314,12 +317,6 @@ impl Connection {
         }
     }
 
-    fn established(&self, owner: &impl Owner, private_data: PrivateData) {
-        if self.connected(private_data) {
-            owner.connected();
-        }
-    }
-
     /// Reports, at most once, that the connection could not be established. Returns whether it was
     /// being established.
     pub(crate) fn not_connected(&self, err: FiErrno, status: i32, data: PrivateData) -> bool {
@@ -337,9 +334,10 @@ impl Connection {
         failed
     }
 
-    /// The connection is established: on circuits, in both directions. Returns whether it was being
-    /// established, and has not ended meanwhile.
-    pub(crate) fn connected(&self, private_data: PrivateData) -> bool {
+    /// Reports an established connection (on circuits: in both directions), and its end too if it
+    /// has ended meanwhile. Returns whether it is connected: it was being established, and has not
+    /// ended.
+    pub(crate) fn report_connected(&self, private_data: PrivateData) -> bool {
         let closed = self.closed.lock();
         let connected = self.state.change(State::Connecting, State::Connected)
             || self.state.change(State::Accepted, State::Connected);

@@ -97,7 +97,7 @@ impl Notice {
     /// Begins to send. The driver's thread. After [`Self::take_id`] it can be called again.
     pub(super) fn send(&self, circuits: &Circuits) {
         if let Err(error) = self.resolve(circuits) {
-            self.failed(error);
+            self.fail(error);
         }
     }
 
@@ -115,7 +115,7 @@ impl Notice {
         id.resolve_addr(from, self.path.1)
     }
 
-    fn failed(&self, error: FiErrno) {
+    fn fail(&self, error: FiErrno) {
         let to = self.path.1;
         info_log!(EpCtrl, "{to} is not told the end of a connection: {error}");
         self.push(Step::FailNotice);
@@ -158,7 +158,7 @@ impl CmTarget for Notice {
             _ => Ok(()),
         };
         if let Err(error) = step {
-            self.failed(error);
+            self.fail(error);
         }
     }
 }

@@ -310,7 +310,7 @@ fn the_end_of_a_connection_is_reported_behind_its_establishment() {
     let early = std::thread::scope(|scope| {
         scope.spawn(|| {
             begins.store(true, Ordering::Release);
-            link.conn.connected(PrivateData::EMPTY)
+            link.conn.report_connected(PrivateData::EMPTY)
         });
         while !begins.load(Ordering::Acquire) {
             std::thread::yield_now();

@@ -75,7 +75,7 @@ impl Shared {
         // `may_post` waits for the lock held here.
         let peer = control.introduction;
         self.join_directory(&mut control);
-        self.introduced(&mut control, peer);
+        self.process_introduction(&mut control, peer);
         let data = introducer.introduce(data, control.block.as_deref());
         self.received.store(true, Ordering::Relaxed);
         self.conn.accept(&control.side, data.encoded())?;
@@ -163,7 +163,7 @@ impl Owner for Shared {
             let mut control = self.control.lock();
             if !control.side.passive {
                 // the accepting side has read the peer's introduction in the request
-                self.introduced(&mut control, peer);
+                self.process_introduction(&mut control, peer);
             }
             control.qp.clone()
         };
@@ -178,7 +178,7 @@ impl Owner for Shared {
         Ok(())
     }
 
-    fn connected(&self) {
+    fn after_connected(&self) {
         if let Some(keepalive) = self.domain.queues().keepalive() {
             keepalive.join(self.weak());
         }

@@ -12,7 +12,7 @@ use crate::wire::introduction::Introduction;
 impl Shared {
     /// Adds the peer to the key directory, before the address of the connection block is sent: from
     /// then on the peer can look keys up. On the connecting side the peer's introduction follows
-    /// later ([`Self::introduced`]).
+    /// later ([`Self::process_introduction`]).
     pub(super) fn join_directory(&self, control: &mut Control) {
         if let Some(link) = self.link(control)
             && let Some(block) = &control.block
@@ -26,7 +26,7 @@ impl Shared {
 
     /// Processes the peer's introduction from its request or reply, after [`Self::join_directory`].
     /// A peer without an introduction leaves the directory.
-    pub(super) fn introduced(&self, control: &mut Control, peer: Option<Introduction>) {
+    pub(super) fn process_introduction(&self, control: &mut Control, peer: Option<Introduction>) {
         let Some(peer) = peer else {
             Self::leave_directory(control);
             return;

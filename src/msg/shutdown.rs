@@ -398,7 +398,7 @@ impl AsyncListener for Shared {
         }
         match event {
             AsyncEvent::QpError | AsyncEvent::DeviceFatal if self.config.xrc => {
-                self.target_failed();
+                self.note_target_failure();
             }
             AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
                 if event == AsyncEvent::QpError {

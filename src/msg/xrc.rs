@@ -411,10 +411,10 @@ impl Shared {
             (self.circuits(), xrc.peer_srq, xrc.notices)
             && xrc.peer != 0
         {
-            circuits.connected_to(srq, process, self.user());
+            circuits.add_connection(srq, process, self.user());
         }
-        if self.conn.connected(answer) {
-            self.connected();
+        if self.conn.report_connected(answer) {
+            self.after_connected();
         } else {
             // it has ended before it was complete
             self.notify_end(control);
@@ -444,7 +444,7 @@ impl Shared {
         control.xrc.peer_srq = SrqNumber::new(header.srq);
         control.xrc.answer = Some(answer.behind(HEADER_SIZE));
         self.open_sides_xrc(control, circuit)?;
-        self.introduced(control, peer);
+        self.process_introduction(control, peer);
         match control.xrc.reciprocal.take() {
             Some(request) => self.answer_reciprocal(control, request),
             None => self.circuits()?.expect(control.xrc.own),
@@ -549,7 +549,7 @@ impl Shared {
     }
 
     /// The peer's circuit has failed, or has ended.
-    pub(super) fn target_failed(&self) {
+    pub(super) fn note_target_failure(&self) {
         // before the end is reported, behind which the application may close regions
         self.target_failed.store(true, Ordering::Release);
         self.conn.qp_failed();
@@ -559,7 +559,7 @@ impl Shared {
     pub(super) fn fail_xrc(&self) {
         // also of an endpoint whose connection has ended: its requests stay on the circuit
         if let Some(circuit) = self.own_circuit() {
-            circuit.failed();
+            circuit.note_failure();
         }
         self.conn.qp_failed();
     }
@@ -641,7 +641,7 @@ impl CircuitUser for Shared {
         }
         control.xrc.share = Some(share);
         if passive {
-            self.introduced(&mut control, peer);
+            self.process_introduction(&mut control, peer);
             self.complete(&mut control, PrivateData::EMPTY);
             return;
         }
@@ -682,7 +682,7 @@ impl CircuitUser for Shared {
             return;
         }
         if let Ok(circuits) = self.circuits() {
-            circuits.arrived(control.xrc.own);
+            circuits.end_expectation(control.xrc.own);
         }
         match control.xrc.share.is_some() {
             true => self.answer_reciprocal(&mut control, request),
@@ -708,7 +708,7 @@ impl CircuitUser for Shared {
             }
             return;
         }
-        circuits.arrived(control.xrc.own);
+        circuits.end_expectation(control.xrc.own);
         if let Err(error) = self.answer_original(&mut control, request, 0) {
             // the state of a failed answer is that of a connection that was never established
             let error = event_errno(error);

@@ -597,7 +597,7 @@ fn the_target_of_another_circuit_is_not_used() {
         hosts.each_ref().map(|h| xrc_listener(&device, h));
     let pairs = [0, 1].map(|n| connect((&clients[n], &hosts[0]), first_at, n, |_| {}));
     let [mine, other] = pairs.each_ref().map(|(dials, _)| circuit(dials));
-    mine.connected(crate::verbs::QpNumber::new(other.target()).unwrap());
+    mine.set_target(crate::verbs::QpNumber::new(other.target()).unwrap());
     let pair = connect((&clients[0], &hosts[1]), second_at, 2, |_| {});
     assert!(!Arc::ptr_eq(&circuit(&pair.0), &mine));
     transfer((&clients[0], &pair.0), &hosts[1], 7);

@@ -393,7 +393,7 @@ fn a_failure_of_a_redirected_endpoint_is_reported() {
     let accepts = hosts[1].accept(request, on_xrc(21));
     assert!(accepts.shared.conn.state.is(State::Accepting), "redirected");
     // as the event of the target, which another thread takes
-    accepts.shared.target_failed();
+    accepts.shared.note_target_failure();
     assert!(accepts.shared.conn.state.is(State::Broken));
     drop(events);
     aborted(&hosts[1], 21, begin);
@@ -474,7 +474,7 @@ fn a_connection_to_a_queue_that_has_ended_ends() {
     let successor = SocketAddr::new(addr.ip(), 1);
     let user: std::sync::Weak<dyn CircuitUser> = pairs[0].0.shared.weak();
     let circuits = client.domain.circuits().unwrap();
-    circuits.connected_to(srq_of(&server), successor, user);
+    circuits.add_connection(srq_of(&server), successor, user);
     let mut ended = [0, 1].map(|_| next_event(&client.eq).unwrap());
     ended.sort_by_key(|told| format!("{told:?}"));
     assert_eq!(ended, [10, 11].map(|token| Told::Shutdown(Token(token))));
