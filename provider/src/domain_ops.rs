@@ -12,6 +12,7 @@ use weft::mr::{MrConfig, MrDomain};
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use crate::domain::{Bound, Domain};
+use crate::ep::{msg_ep_ops, msg_srx, query_atomic, rdm_srx_ops};
 use crate::eq::Eq;
 use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
@@ -19,9 +20,7 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{log, stub};
-use crate::{
-    atomic, av, cntr, cq, devices, ep_ops, getinfo, mr, opened, poll, rdm_srx_ops, srx, weft_mr_ops,
-};
+use crate::{av, cntr, cq, devices, getinfo, mr, opened, poll, weft_mr_ops};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Domain>),
@@ -35,11 +34,11 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     av_open: Some(av::open),
     cq_open: Some(cq::open),
     cntr_open: Some(cntr::open),
-    endpoint: Some(ep_ops::open),
-    endpoint2: Some(ep_ops::open2),
+    endpoint: Some(msg_ep_ops::open),
+    endpoint2: Some(msg_ep_ops::open2),
     srx_ctx: Some(srx_ctx),
     poll_open: Some(poll::open),
-    query_atomic: Some(atomic::query),
+    query_atomic: Some(query_atomic::query),
     // scalable endpoints and shared transmit contexts are not offered by getinfo
     ..stub::domain_base::<FI_ENOSYS>()
 });
@@ -82,7 +81,11 @@ unsafe extern "C" fn srx_ctx(
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_srx_context(3).
     let is_rdm = unsafe { object::<Domain>(domain) }.is_ok_and(|domain| domain.rdm);
-    let open = if is_rdm { rdm_srx_ops::open } else { srx::open };
+    let open = if is_rdm {
+        rdm_srx_ops::open
+    } else {
+        msg_srx::open
+    };
     // SAFETY: the arguments of fi_srx_context(3).
     unsafe { open(domain, attr, out, context) }
 }

@@ -4,6 +4,14 @@
 //! system's verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and the
 //! tables of functions in each fid; all of them use `ffi`.
 //!
+//! A file has the name of a fid or of a manual page. Endpoints have two folders: `data` has the
+//! calls that transfer data, `ep` the objects and all other calls.
+//!
+//! Some objects have two files: `domain` is the object, `domain_ops` its tables of calls and its
+//! opening. The tables name the objects that their calls open or bind, and these objects refer to
+//! the domain: with the tables in `domain`, the files would use each other. The same holds for
+//! `fabric`, `pep` and the endpoints.
+//!
 //! Invariants:
 //! - A body runs under [`ffi::guard`]: no panic leaves the library, errors are negative errno.
 //! - A handle is checked before it is used ([`ffi::fid`]), except on the fast path.
@@ -16,23 +24,15 @@
 )]
 
 mod addr;
-mod atomic;
-mod atomic_call;
 mod av;
-mod cm;
 mod cntr;
 mod connreq;
 mod cq;
+mod data;
 mod devices;
 mod domain;
 mod domain_ops;
 mod ep;
-mod ep_bind;
-mod ep_common;
-mod ep_control;
-mod ep_ops;
-mod ep_opt;
-mod ep_traits;
 mod eq;
 pub mod exports;
 mod fabric;
@@ -43,23 +43,11 @@ mod identity;
 mod monitor;
 mod mr;
 mod mr_attr;
-mod msg;
-mod msg_atomic;
-mod op_flags;
 mod opened;
 mod pep;
 mod pep_ops;
 mod poll;
 mod poll_members;
 mod provider;
-mod rdm_atomic;
-mod rdm_ep;
-mod rdm_ep_ops;
-mod rdm_srx;
-mod rdm_srx_ops;
-mod rdm_tables;
-mod rma;
-mod srx;
-mod tagged;
 mod weft_mr_ops;
 mod xrcd;

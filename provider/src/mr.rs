@@ -15,7 +15,8 @@ use weft::mr::{Buffer, Region, RegionConfig};
 
 use crate::cntr::Cntr;
 use crate::domain::Domain;
-use crate::ep::Ep;
+use crate::ep::msg_ep::Ep;
+use crate::ep::rdm_ep::RdmEp;
 use crate::eq;
 use crate::ffi::alloc::auth_key;
 use crate::ffi::fid::{Kind, Object, Other, User, close, header, object, on};
@@ -23,7 +24,6 @@ use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
 use crate::ffi::{log, stub};
 use crate::mr_attr;
-use crate::rdm_ep::RdmEp;
 
 /// A registered region.
 pub(crate) struct Mr {

@@ -13,6 +13,7 @@ use weft::verbs::Device;
 use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 
 use crate::addr::Format;
+use crate::ep::{cm, opt};
 use crate::eq::Eq;
 use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
@@ -20,7 +21,7 @@ use crate::ffi::info::View;
 use crate::ffi::param;
 use crate::ffi::stub;
 use crate::pep::{Pep, Template};
-use crate::{cm, devices, ep_opt, getinfo};
+use crate::{devices, getinfo};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Pep>),
@@ -30,7 +31,7 @@ static FID_OPS: fi_ops = fi_ops {
 };
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
-    getopt: Some(ep_opt::getopt_pep),
+    getopt: Some(opt::getopt_pep),
     ..stub::ep_base::<FI_ENOSYS>()
 });
 

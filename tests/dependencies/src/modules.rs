@@ -44,17 +44,16 @@ const PROVIDER: &str = "provider/src/";
 const PROVIDER_LAYERS: &[&[&str]] = &[
     &["addr", "identity"],
     &["ffi"],
-    &["devices", "ep_traits", "mr_attr", "opened", "poll_members"],
-    &["atomic_call", "getinfo", "msg", "op_flags", "rma", "tagged"],
-    &["ep_common", "ep_control"],
+    &["devices", "mr_attr", "opened", "poll_members"],
+    &["data", "getinfo"],
     // objects that others refer to; their tables of calls are above all that the tables name
-    &["connreq", "domain", "ep", "fabric", "rdm_ep", "rdm_srx"],
-    &["msg_atomic", "rdm_atomic"],
-    &["cq", "monitor", "pep", "srx", "xrcd"],
-    &["atomic", "cntr", "eq"],
-    &["av", "cm", "ep_bind", "ep_opt", "mr", "poll", "rdm_tables"],
-    &["pep_ops", "rdm_ep_ops", "rdm_srx_ops", "weft_mr_ops"],
-    &["ep_ops"],
+    &["connreq", "domain", "fabric"],
+    &["cq", "monitor", "pep", "xrcd"],
+    &["cntr", "eq"],
+    &["av"],
+    &["ep"],
+    &["mr", "poll"],
+    &["pep_ops", "weft_mr_ops"],
     &["domain_ops"],
     &["fabric_ops"],
     &["provider"],
@@ -175,6 +174,29 @@ const GETINFO_LAYERS: &[&[&str]] = &[
     &["build", "instances", "refusal"],
 ];
 
+/// The calls that transfer data.
+const DATA: &str = "provider/src/data/";
+
+/// The layers of these calls, as [`ENGINE_LAYERS`].
+const DATA_LAYERS: &[&[&str]] = &[
+    &["traits"],
+    &["atomic_call", "msg", "rma", "tagged"],
+    &["atomic"],
+];
+
+/// The endpoints and shared receive contexts.
+const EP: &str = "provider/src/ep/";
+
+/// The layers of the endpoints' files, as [`ENGINE_LAYERS`].
+const EP_LAYERS: &[&[&str]] = &[
+    &["bind", "common", "op_flags"],
+    &["control", "msg_ep", "msg_srx", "rdm_ep", "rdm_srx"],
+    &["cm", "msg_atomic", "opt", "rdm_atomic", "rdm_tables"],
+    &["query_atomic", "rdm_ep_ops", "rdm_srx_ops"],
+    // opens the endpoints of both kinds
+    &["msg_ep_ops"],
+];
+
 /// A module of a folder that uses few others. The other modules of the folder have no layers.
 struct Closed {
     /// The folder, as [`Crate::sources`].
@@ -266,6 +288,18 @@ const CRATES: &[Crate] = &[
         sources: GETINFO,
         root: "crate::getinfo::",
         layers: GETINFO_LAYERS,
+        exceptions: &[],
+    },
+    Crate {
+        sources: DATA,
+        root: "crate::data::",
+        layers: DATA_LAYERS,
+        exceptions: &[],
+    },
+    Crate {
+        sources: EP,
+        root: "crate::ep::",
+        layers: EP_LAYERS,
         exceptions: &[],
     },
 ];
@@ -475,8 +509,10 @@ mod tests {
             ),
             2
         );
-        assert_eq!(seen("provider/src/msg.rs", "use crate::ep::Ep;"), 1);
-        assert_eq!(seen("provider/src/ep_ops.rs", "use crate::ep::Ep;"), 0);
+        let object = "use crate::ep::msg_ep::Ep;";
+        assert_eq!(seen("provider/src/data/msg.rs", object), 1);
+        assert_eq!(seen("provider/src/ep/control.rs", object), 1);
+        assert_eq!(seen("provider/src/ep/msg_ep_ops.rs", object), 0);
         assert_eq!(
             seen("provider/src/weft_mr_ops.rs", "use crate::exports;"),
             0

@@ -181,7 +181,7 @@ mod tests {
         ] {
             assert_eq!(verb_calls("src/msg/post.rs", planted).len(), 1, "{planted}");
             assert_eq!(
-                verb_calls("provider/src/ep.rs", planted).len(),
+                verb_calls("provider/src/ep/msg_ep.rs", planted).len(),
                 1,
                 "{planted}"
             );

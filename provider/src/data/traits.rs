@@ -1,9 +1,9 @@
 //! The traits that an endpoint kind implements for `fi_msg(3)`, `fi_tagged(3)`, `fi_rma(3)` and
 //! `fi_atomic(3)`, and the steps that all of these calls share.
 //!
-//! The entry points in `msg`, `tagged`, `rma` and `atomic` are generic over the kind: each kind has
-//! ops tables of its own, and no call is dispatched at run time. They do not check the handle, as
-//! in libfabric's own providers: only endpoints of this kind have the table of the call.
+//! The entry points of the other files are generic over the kind: each kind has ops tables of its
+//! own, and no call is dispatched at run time. They do not check the handle, as in libfabric's own
+//! providers: only endpoints of this kind have the table of the call.
 //!
 //! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. `flags` are those of a
 //! call with a message structure; `None`: the call uses the default flags of the endpoint. `data`

@@ -10,11 +10,11 @@ use weft::wire::cm_data::CM_DATA_SIZE;
 
 use crate::addr::Format;
 use crate::connreq;
-use crate::ep::Ep;
+use crate::ep::msg_ep::Ep;
+use crate::ep::rdm_ep::RdmEp;
 use crate::ffi::fid::{Kind, object, on};
 use crate::ffi::stub;
 use crate::pep::Pep;
-use crate::rdm_ep::RdmEp;
 
 /// The calls of active endpoints.
 pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {

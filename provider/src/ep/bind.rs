@@ -9,7 +9,6 @@ use weft::flags::Flags;
 use weft::queue::Counter;
 
 use crate::cntr::Cntr;
-use crate::ep_control::no_flags;
 use crate::eq::Eq;
 use crate::ffi::fid::{Other, User};
 
@@ -38,5 +37,16 @@ pub(crate) fn bind_common(
         }
         FI_CLASS_STX_CTX => Err(FiErrno::ENOSYS), // not offered
         _ => Err(FiErrno::EINVAL),
+    }
+}
+
+/// The flags of a bind that takes none.
+///
+/// # Errors
+/// `EBADFLAGS`: a flag.
+pub(crate) fn no_flags(flags: u64) -> Result<()> {
+    match flags {
+        0 => Ok(()),
+        _ => Err(FiErrno::EBADFLAGS),
     }
 }

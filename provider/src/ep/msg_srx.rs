@@ -10,12 +10,12 @@ use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::msg::{LocalIov, SharedRx, SharedRxConfig};
 
+use crate::data::msg;
+use crate::data::traits::MsgReceive;
 use crate::domain::Domain;
-use crate::ep_traits::MsgReceive;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::stub;
 use crate::getinfo;
-use crate::msg;
 
 /// An open shared receive context.
 pub(crate) struct Srx {

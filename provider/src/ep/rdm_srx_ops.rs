@@ -9,13 +9,15 @@ use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::rdm::{Directed, SharedRx, SharedRxConfig};
 
+use crate::data::{msg, tagged};
 use crate::domain::Domain;
-use crate::ep_control::{Cancel, cancel};
+use crate::ep::control::{Cancel, cancel};
+use crate::ep::opt;
+use crate::ep::rdm_srx::RdmSrx;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::log::refused;
 use crate::ffi::stub;
-use crate::rdm_srx::RdmSrx;
-use crate::{ep_opt, getinfo, msg, tagged};
+use crate::getinfo;
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmSrx>),
@@ -25,8 +27,8 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel::<RdmSrx>),
-    getopt: Some(ep_opt::getopt_rdm_srx),
-    setopt: Some(ep_opt::setopt_rdm_srx),
+    getopt: Some(opt::getopt_rdm_srx),
+    setopt: Some(opt::setopt_rdm_srx),
     ..stub::ep_base::<FI_ENOSYS>()
 });
 static CM: fi_ops_cm = stub::cm::<FI_ENOSYS>();

@@ -9,11 +9,11 @@ use weft::msg::{ATOMIC_SIZE, LengthOption};
 use weft::rdm::MAX_ATOMIC_SIZE;
 use weft::verbs::Device;
 
-use crate::ep::Ep;
+use crate::ep::msg_ep::Ep;
+use crate::ep::rdm_ep::RdmEp;
+use crate::ep::rdm_srx::RdmSrx;
 use crate::ffi::fid::{object, on};
 use crate::pep::Pep;
-use crate::rdm_ep::RdmEp;
-use crate::rdm_srx::RdmSrx;
 
 /// Stores an option's value, a `size_t` or an `int`, in the buffer, and its size in `*len`.
 ///

@@ -17,18 +17,19 @@ use crate::addr::Format;
 use crate::av::Av;
 use crate::cq::Cq;
 use crate::domain::Domain;
-use crate::ep_bind::bind_common;
-use crate::ep_common::EpCommon;
-use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
+use crate::ep::bind::{bind_common, no_flags};
+use crate::ep::common::EpCommon;
+use crate::ep::control::{Cancel, Control, cancel, control};
+use crate::ep::rdm_ep::{RdmEp, Tables};
+use crate::ep::rdm_srx::RdmSrx;
+use crate::ep::{cm, opt, rdm_tables};
 use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
-use crate::rdm_ep::{RdmEp, Tables};
-use crate::rdm_srx::RdmSrx;
+use crate::getinfo;
 use crate::xrcd::Xrcd;
-use crate::{cm, ep_opt, getinfo, rdm_tables};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
@@ -39,8 +40,8 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel::<RdmEp>),
-    getopt: Some(ep_opt::getopt_rdm),
-    setopt: Some(ep_opt::setopt_rdm),
+    getopt: Some(opt::getopt_rdm),
+    setopt: Some(opt::setopt_rdm),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
 

@@ -8,7 +8,7 @@ use weft::errno::Result;
 use weft::mr::Desc;
 use weft::rdm::LocalIov;
 
-use crate::ep_traits::{
+use crate::data::traits::{
     TX_FLAGS, Tag, TaggedReceive, TaggedSend, buffer, flags_of, message, post, receive, token,
 };
 use crate::ffi::log::refused;

@@ -9,10 +9,10 @@ use weft::errno::Result;
 use weft::flags::{self, Direction, Flags};
 use weft::msg::{Endpoint, LocalIov};
 
-use crate::ep_common::EpCommon;
-use crate::ep_traits::{MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Transmit};
+use crate::data::traits::{MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Transmit};
+use crate::ep::common::EpCommon;
+use crate::ep::op_flags::OpFlags;
 use crate::getinfo;
-use crate::op_flags::OpFlags;
 
 /// The calls of an endpoint that depend on its capabilities.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::rdm::atomic_ops::Family;
 
-use crate::ep_traits::Transmit;
+use crate::data::traits::Transmit;
 use crate::ffi::log::refused;
 
 /// Maximum number of members of a vector, of all endpoint kinds.

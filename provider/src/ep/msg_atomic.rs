@@ -11,10 +11,10 @@ use weft::mr::Desc;
 use weft::msg::{ATOMIC_SIZE, AtomicKind, AtomicOp, LocalIov};
 use weft::rdm::atomic_ops::Family;
 
-use crate::atomic_call::{Atomics, Call, Vector, members};
+use crate::data::atomic_call::{Atomics, Call, Vector, members};
+use crate::data::traits::{buffer, token};
 use crate::domain::Domain;
-use crate::ep::Ep;
-use crate::ep_traits::{buffer, token};
+use crate::ep::msg_ep::Ep;
 use crate::ffi::log::refused;
 
 impl Atomics for Ep {

@@ -8,10 +8,10 @@ use weft::errno::{FiErrno, Result};
 use weft::rdm::atomic_ops::{Family, Op, Operation};
 use weft::rdm::{AtomicCall, LocalIov, RemoteIov, max_atomic_count};
 
-use crate::atomic_call::{Atomics, Call, Vector, members};
-use crate::ep_traits::token;
+use crate::data::atomic_call::{Atomics, Call, Vector, members};
+use crate::data::traits::token;
+use crate::ep::rdm_ep::RdmEp;
 use crate::ffi::log::refused;
-use crate::rdm_ep::RdmEp;
 
 /// `iov_limit` and `rma_iov_limit` of the endpoint.
 const IOV_LIMIT: usize = 4;

@@ -9,7 +9,7 @@ use weft::errno::Result;
 use weft::flags::Flags;
 use weft::rdm::{LocalIov, SharedRx};
 
-use crate::ep_traits::{MsgReceive, Tag, TaggedReceive};
+use crate::data::traits::{MsgReceive, Tag, TaggedReceive};
 use crate::ffi::fid::User;
 
 /// An open shared receive context.
@@ -19,7 +19,7 @@ pub(crate) struct RdmSrx {
 }
 
 impl MsgReceive for RdmSrx {
-    const RX_FLAGS: u64 = crate::ep_traits::RX_FLAGS | FI_MULTI_RECV;
+    const RX_FLAGS: u64 = crate::data::traits::RX_FLAGS | FI_MULTI_RECV;
 
     #[inline(always)]
     unsafe fn recv(

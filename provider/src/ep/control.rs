@@ -1,5 +1,4 @@
-//! `fi_control(3)`, `fi_ep_alias(3)` and `fi_cancel(3)` of endpoints, and the flags of
-//! `fi_ep_bind(3)`.
+//! `fi_control(3)`, `fi_ep_alias(3)` and `fi_cancel(3)` of endpoints.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,8 +6,8 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::flags::{Direction, Flags};
 
+use crate::ep::op_flags::{self, OpFlags};
 use crate::ffi::fid::{Kind, Object, object, on};
-use crate::op_flags::{self, OpFlags};
 
 /// An object to which operations are posted that can be cancelled.
 pub(crate) trait Cancel: Kind {
@@ -92,17 +91,6 @@ unsafe fn alias<E: Control>(handle: *mut fid, ep: &Object<E>, arg: *mut fi_alias
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *arg.fid = object.as_ptr().cast() };
     Ok(())
-}
-
-/// The flags of a bind that takes none.
-///
-/// # Errors
-/// `EBADFLAGS`: a flag.
-pub(crate) fn no_flags(flags: u64) -> Result<()> {
-    match flags {
-        0 => Ok(()),
-        _ => Err(FiErrno::EBADFLAGS),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use libfabric_sys::*;
 use weft::mr::Desc;
 use weft::msg::LocalIov;
 
-use crate::ep_traits::{MsgReceive, MsgSend, buffer, flags_of, message, post, receive, token};
+use crate::data::traits::{MsgReceive, MsgSend, buffer, flags_of, message, post, receive, token};
 use crate::ffi::stub;
 
 /// The table of an endpoint kind.

@@ -4,10 +4,10 @@
 
 use libfabric_sys::*;
 
+use crate::data::{atomic, msg, rma, tagged};
+use crate::ep::rdm_ep::{RdmEp, Tables};
 use crate::ffi::stub;
 use crate::getinfo::Terms;
-use crate::rdm_ep::{RdmEp, Tables};
-use crate::{atomic, msg, rma, tagged};
 
 const NO: i32 = FI_EOPNOTSUPP;
 

@@ -11,12 +11,12 @@ use weft::errno::Result;
 use weft::flags::{self, Direction, Flags};
 use weft::rdm::{Endpoint, LocalIov, RemoteIov};
 
-use crate::ep_common::EpCommon;
-use crate::ep_traits::{
+use crate::data::traits::{
     MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Tag, TaggedReceive, TaggedSend, Transmit,
 };
+use crate::ep::common::EpCommon;
+use crate::ep::op_flags::OpFlags;
 use crate::getinfo;
-use crate::op_flags::OpFlags;
 
 /// The calls of an endpoint that transfer data.
 #[derive(Clone, Copy)]
@@ -60,7 +60,7 @@ impl Transmit for RdmEp {
 }
 
 impl MsgReceive for RdmEp {
-    const RX_FLAGS: u64 = crate::ep_traits::RX_FLAGS | FI_MULTI_RECV;
+    const RX_FLAGS: u64 = crate::data::traits::RX_FLAGS | FI_MULTI_RECV;
 
     #[inline(always)]
     unsafe fn recv(

@@ -9,12 +9,10 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::rdm::atomic_ops::Family;
 
-use crate::atomic_call::{Atomics, Call, Vector};
-use crate::domain::Domain;
-use crate::ep_traits::{TX_FLAGS, flags_of, message, post};
+use crate::data::atomic_call::{Atomics, Call, Vector};
+use crate::data::traits::{TX_FLAGS, flags_of, message, post};
 use crate::ffi::fid::{object, on};
 use crate::ffi::stub;
-use crate::{msg_atomic, rdm_atomic};
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Atomics>() -> fi_ops_atomic {
@@ -442,39 +440,4 @@ unsafe extern "C" fn compwritevalid<E: Atomics>(
 ) -> c_int {
     // SAFETY: the contract of fi_compare_atomicvalid(3).
     unsafe { valid::<E>(ep, Family::Compare, (datatype, op), count) }
-}
-
-/// `fi_query_atomic(3)`
-pub(crate) unsafe extern "C" fn query(
-    domain: *mut fid_domain,
-    datatype: fi_datatype,
-    op: fi_op,
-    attr: *mut fi_atomic_attr,
-    flags: u64,
-) -> c_int {
-    // SAFETY: a domain by the contract of fi_query_atomic(3).
-    let domain = unsafe { object::<Domain>(domain) };
-    on(domain, |domain| {
-        if attr.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        let family = match flags & !FI_TAGGED {
-            0 => Family::Base,
-            FI_FETCH_ATOMIC => Family::Fetch,
-            FI_COMPARE_ATOMIC => Family::Compare,
-            _ => return Err(FiErrno::EBADFLAGS),
-        };
-        // tagged atomics do not exist
-        if flags & FI_TAGGED != 0 {
-            return Err(FiErrno::EOPNOTSUPP);
-        }
-        let found = if domain.rdm {
-            rdm_atomic::query(domain.api_version, family, datatype, op)?
-        } else {
-            msg_atomic::query(domain, family, datatype, op)?
-        };
-        // SAFETY: not NULL; the structure never changed.
-        unsafe { *attr = found };
-        Ok(0)
-    })
 }

@@ -13,20 +13,22 @@ use weft::msg::{BindFlags, Endpoint, EndpointConfig, PassiveEndpoint};
 
 use crate::addr::Format;
 use crate::cq::Cq;
+use crate::data::{atomic, msg, rma};
 use crate::domain::Domain;
-use crate::ep::{Ep, Tables};
-use crate::ep_bind::bind_common;
-use crate::ep_common::EpCommon;
-use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
+use crate::ep::bind::{bind_common, no_flags};
+use crate::ep::common::EpCommon;
+use crate::ep::control::{Cancel, Control, cancel, control};
+use crate::ep::msg_ep::{Ep, Tables};
+use crate::ep::msg_srx::Srx;
+use crate::ep::{cm, opt, rdm_ep_ops, rdm_tables};
 use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
 use crate::pep::Pep;
-use crate::srx::Srx;
 use crate::xrcd::Xrcd;
-use crate::{atomic, cm, connreq, ep_opt, getinfo, msg, rdm_ep_ops, rdm_tables, rma};
+use crate::{connreq, getinfo};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Ep>),
@@ -37,8 +39,8 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel::<Ep>),
-    getopt: Some(ep_opt::getopt),
-    setopt: Some(ep_opt::setopt),
+    getopt: Some(opt::getopt),
+    setopt: Some(opt::setopt),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
 

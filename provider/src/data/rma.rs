@@ -8,7 +8,7 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::Desc;
 use weft::msg::{LocalIov, RemoteIov};
 
-use crate::ep_traits::{Remote, Rma, TX_FLAGS, buffer, flags_of, message, post, token};
+use crate::data::traits::{Remote, Rma, TX_FLAGS, buffer, flags_of, message, post, token};
 use crate::ffi::log::refused;
 use crate::ffi::stub;
 
