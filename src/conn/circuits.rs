@@ -4,7 +4,12 @@
 //! The domain's driver thread takes the events of the connection manager, and executes the steps
 //! that need the dispatcher's lock, or none: a step never runs inside an event.
 //!
-//! In one file: the steps are queued by calls and events, and executed here alone.
+//! Here are the circuits, the dials that wait for one, the users and the listeners. The notices of
+//! ends (`notices.rs`) and the identifiers of answered requests (`retired.rs`) have structures of
+//! their own under the same lock.
+
+mod notices;
+mod retired;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -14,12 +19,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::answered::Answered;
+use self::notices::Notices;
+use self::retired::{Retired, RetiredIds};
 use super::circuit::{Circuit, CircuitUser};
 use super::circuit_dial::Dial;
 use super::dial_config::{DialConfig, Shape};
 use super::driver::{Driven, Turn};
-use super::end_notice::{Keep, Notice};
+use super::end_notice::Notice;
 use super::incoming::Incoming;
 use super::peer_queues::PeerQueues;
 use super::{CmSink, ConnectRequest, Dispatcher, Driver, Listener, Outcome, Tuning, is_in_use};
@@ -38,19 +44,6 @@ const RECIPROCAL: Duration = Duration::from_secs(10);
 /// How often it looks meanwhile whether the peer's process lives. The request of one that lives
 /// follows its answer at once.
 const PROBE: Duration = Duration::from_millis(250);
-/// How long a notice of the end may take, and how long the close of the domain, or of a context,
-/// waits for notices.
-const NOTICE: Duration = Duration::from_secs(1);
-/// When a notice without an answer is repeated, and the target of its peer is looked for. The time
-/// doubles up to the second.
-const REPEAT: Duration = Duration::from_secs(1);
-const LONGEST_REPEAT: Duration = Duration::from_secs(64);
-/// Maximum number of such notices. Beyond it, the peer of the oldest one is cut off.
-const LINGERING: usize = 1024;
-/// How often the driver examines whether a notice can be answered.
-const LOOK: Duration = Duration::from_millis(1);
-/// How long the identifiers of answered requests stay.
-const RETIRED: Duration = Duration::from_secs(1);
 const BACKLOG: usize = 1024;
 /// Targets beyond which those that are not held any more are looked for.
 const SERVED: usize = 64;
@@ -106,68 +99,20 @@ struct State {
     /// The same users, with the time of the next probe of each one's peer.
     probes: Vec<(u32, Instant)>,
     listeners: Vec<Listening>,
-    notices: Vec<(Arc<Notice>, Instant)>,
-    /// Notices without an answer, whose peers may still access what is kept for them; oldest first.
-    lingering: Vec<Lingering>,
-    /// Notices of peers that are not answered yet.
-    unanswered: Vec<Unanswered>,
+    notices: Notices,
     peer_queues: PeerQueues,
-    /// The identifiers of requests that are answered.
-    retired: Vec<(Retired, Instant)>,
+    retired: RetiredIds,
     closed: bool,
     /// The driver has failed: nothing is connected any more.
     failed: bool,
 }
 
 impl State {
-    /// Without a driver, what is kept for a peer stays until the domain is closed.
-    fn keep(&mut self, notice: Arc<Notice>) {
-        if let Some(keep) = notice.keep() {
-            keep.give_up();
-            self.lingering.push(Lingering::new(notice));
-        }
-    }
-
     /// The peer of a user has sent its request, or the user has ended.
     fn end_expectation(&mut self, tag: u32) {
         self.awaiting.retain(|(awaiting, _)| *awaiting != tag);
         self.probes.retain(|(awaiting, _)| *awaiting != tag);
     }
-}
-
-/// A notice that is repeated. Nothing waits for it.
-#[derive(Debug)]
-struct Lingering {
-    notice: Arc<Notice>,
-    due: Instant,
-    /// The time from then to the next repetition.
-    pause: Duration,
-}
-
-impl Lingering {
-    fn new(notice: Arc<Notice>) -> Self {
-        Self {
-            notice,
-            due: Instant::now() + REPEAT,
-            pause: 2 * REPEAT,
-        }
-    }
-}
-
-/// A peer's notice of the end. When it is answered, the peer may end its receive queue, which
-/// breaks the circuit of a request to it: so the requests of the endpoint complete before, if they
-/// can.
-#[derive(Debug)]
-struct Unanswered {
-    id: CmId,
-    end: End,
-    user: Weak<dyn CircuitUser>,
-    due: Instant,
-}
-
-fn answer_notice(id: &CmId, end: &End) {
-    // the peer has nothing to do with an error
-    let _ = id.answer_service(&end.encode());
 }
 
 /// The listeners at one local address, at one port in both port spaces.
@@ -193,7 +138,7 @@ pub(crate) struct Circuits {
     /// Notified when a notice has ended.
     ended: Condvar,
     counts: Counts,
-    /// Replaces [`NOTICE`].
+    /// Replaces the limit of notices.
     #[cfg(test)]
     notice_limit: std::sync::OnceLock<Duration>,
 }
@@ -233,14 +178,6 @@ impl Circuits {
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
-    }
-
-    fn notice_limit(&self) -> Duration {
-        #[cfg(test)]
-        if let Some(limit) = self.notice_limit.get() {
-            return *limit;
-        }
-        NOTICE
     }
 
     /// A circuit of this side is up.
@@ -429,116 +366,15 @@ impl Circuits {
         true
     }
 
-    /// Keeps the identifier of an answered request until the peer has the answer.
-    pub(crate) fn retire(&self, request: Incoming) {
-        self.add_retired(Retired::Request(Arc::new(request)), RETIRED);
-    }
-
-    /// As [`Self::retire`], of a reciprocal request that makes a circuit, of a `weft` peer: until
-    /// the peer has confirmed the answer, at most 10 s. The user gets [`CircuitUser::peer_ended`]
-    /// if the exchange fails before. Inside an event.
-    pub(crate) fn await_confirmation(&self, request: Incoming, user: Weak<dyn CircuitUser>) {
-        let object = request.object();
-        let answered = Answered::new(&self.this, request, user);
-        let target: Weak<Answered> = Arc::downgrade(&answered);
-        self.driver.dispatcher().insert(object, target);
-        self.add_retired(Retired::Answered(answered), RECIPROCAL);
-    }
-
-    /// The peer has confirmed an answer, or the exchange has ended: the identifier of the request
-    /// ends like those of other requests.
-    pub(super) fn note_confirmation(&self, answered: &Answered) {
-        let due = Instant::now() + RETIRED;
-        let mut state = self.state.lock();
-        let mut retired = state.retired.iter_mut();
-        if let Some((_, at)) = retired.find(|(retired, _)| retired.keeps(answered)) {
-            *at = due;
-        }
-        drop(state);
-        self.driver.wake(&self.turn);
-    }
-
-    /// As [`Self::retire`], of a request of this side. libfabric's provider requires that the side
-    /// with the target disconnects first.
-    pub(super) fn retire_id(&self, id: Arc<CmId>) {
-        self.add_retired(Retired::Dial(id), RETIRED);
-    }
-
-    fn add_retired(&self, retired: Retired, span: Duration) {
-        let due = Instant::now() + span;
-        self.state.lock().retired.push((retired, due));
-        self.driver.wake(&self.turn);
-    }
-
     pub(super) fn push(&self, step: Step) {
         self.state.lock().steps.push_back(step);
         self.driver.wake(&self.turn);
-    }
-
-    /// Tells the peer at this address that a connection has ended. `keep` lives until the peer has
-    /// answered, or after 1 s until it is not [needed](Keep::is_needed) any more: memory that the
-    /// peer may access until then. `circuit`: the connection's, to which nothing is posted any
-    /// more; it lives until the peer has answered, at most 1 s.
-    pub(crate) fn notify(
-        &self,
-        (from, to): (Option<SocketAddr>, SocketAddr),
-        end: End,
-        keep: Option<Box<dyn Keep>>,
-        circuit: Option<Arc<Circuit>>,
-    ) {
-        self.send(Notice::new(
-            &self.this,
-            (from, to),
-            end,
-            None,
-            keep,
-            circuit,
-        ));
-    }
-
-    /// No notice under way prolongs the life of the circuit: requests are posted to it that the
-    /// device has not flushed, so it ends with its users.
-    pub(crate) fn release(&self, circuit: &Arc<Circuit>) {
-        let notices: Vec<_> = {
-            let state = self.state.lock();
-            let notices = state.notices.iter().map(|(notice, _)| notice);
-            let notices = notices.filter(|notice| notice.retains(circuit));
-            notices.map(Arc::clone).collect()
-        };
-        notices.iter().for_each(|notice| notice.release());
-    }
-
-    /// Asks whether the process lives that takes notices at the second address: a living one
-    /// answers a notice that names no endpoint. If it has ended, the user gets
-    /// [`CircuitUser::process_ended`].
-    pub(crate) fn ask(&self, path: (Option<SocketAddr>, SocketAddr), user: Weak<dyn CircuitUser>) {
-        let nobody = End { to: 0, from: 0 };
-        let notice = Notice::new(&self.this, path, nobody, Some(user), None, None);
-        self.send(notice);
     }
 
     /// Where the process of a peer's receive queue takes notices, if a connection to the queue has
     /// shown that.
     pub(crate) fn process_of(&self, ip: IpAddr, srq: SrqNumber) -> Option<SocketAddr> {
         self.state.lock().peer_queues.process(ip, srq)
-    }
-
-    fn send(&self, notice: Arc<Notice>) {
-        let mut state = self.state.lock();
-        // a forked child has no driver
-        if state.closed || !self.driver.is_of_this_process() {
-            return;
-        }
-        if state.failed {
-            state.keep(Arc::clone(&notice));
-            drop(state);
-            return notice.release();
-        }
-        let due = Instant::now() + self.notice_limit();
-        state.notices.push((Arc::clone(&notice), due));
-        state.steps.push_back(Step::Notify(notice));
-        drop(state);
-        self.driver.wake(&self.turn);
     }
 
     /// The port of the listeners at a local address, which are opened for it. The caller holds no
@@ -601,43 +437,10 @@ impl Circuits {
         }
     }
 
-    /// Sets the limit of notices, once.
-    #[cfg(test)]
-    pub(crate) fn set_notice_limit(&self, limit: Duration) {
-        self.notice_limit.set(limit).expect("not set yet");
-    }
-
     /// [`Self::place`], as if the dial had not ended meanwhile.
     #[cfg(test)]
     pub(crate) fn place_ended(&self, dial: &Arc<Dial>) {
         self.place(dial, false);
-    }
-
-    /// The number of identifiers of answered requests that have not ended.
-    #[cfg(test)]
-    pub(crate) fn retired(&self) -> usize {
-        self.state.lock().retired.len()
-    }
-
-    /// Ends the identifiers of answered requests, as a process that ends.
-    #[cfg(test)]
-    pub(crate) fn end_retired(&self) {
-        let retired = std::mem::take(&mut self.state.lock().retired);
-        let mut registry = self.driver.dispatcher().registry();
-        for (retired, _) in &retired {
-            if let Retired::Answered(answered) = retired {
-                registry.remove(answered.object());
-            }
-        }
-        drop(registry);
-        drop(retired);
-    }
-
-    /// The numbers of notices that are awaited, and of those that linger.
-    #[cfg(test)]
-    pub(crate) fn notices(&self) -> (usize, usize) {
-        let state = self.state.lock();
-        (state.notices.len(), state.lingering.len())
     }
 
     /// The number of circuits that are being made.
@@ -669,22 +472,7 @@ impl Circuits {
             let Some((id, _)) = request.take() else {
                 return;
             };
-            let mut state = self.state.lock();
-            // each connection has one; a peer that sends more does not use up the memory
-            let Some(user) = user.filter(|_| state.unanswered.len() < BACKLOG) else {
-                drop(state);
-                return answer_notice(&id, &end);
-            };
-            // answered behind the user's `tell_end`
-            state.unanswered.push(Unanswered {
-                id,
-                end,
-                user: Arc::downgrade(&user),
-                due: Instant::now() + self.notice_limit(),
-            });
-            drop(state);
-            self.driver.wake(&self.turn);
-            return;
+            return self.take_notice(id, end, user.as_ref());
         }
         let Some(incoming) = Incoming::of(request) else {
             info_log!(
@@ -758,127 +546,9 @@ impl Circuits {
         }
     }
 
-    /// Waits until all notices are answered, at most 1 s. Not inside an event, and not in the
-    /// driver's thread.
-    pub(crate) fn await_notices(&self) {
-        let deadline = Instant::now() + self.notice_limit();
-        let mut state = self.state.lock();
-        while !state.notices.is_empty() && self.driver.is_of_this_process() {
-            if self.ended.wait_until(&mut state, deadline).timed_out() {
-                break;
-            }
-        }
-    }
-
-    fn end_notice(&self, notice: &Arc<Notice>) {
-        if let Some(id) = notice.take_id() {
-            self.drop_id(id);
-        }
-        notice.release();
-        let mut state = self.state.lock();
-        state
-            .notices
-            .retain(|(other, _)| !Arc::ptr_eq(other, notice));
-        state
-            .lingering
-            .retain(|other| !Arc::ptr_eq(&other.notice, notice));
-        drop(state);
-        self.ended.notify_all();
-    }
-
-    fn fail_notice(&self, notice: &Arc<Notice>) {
-        if let Some(id) = notice.take_id() {
-            self.drop_id(id);
-        }
-        let awaited = {
-            let state = self.state.lock();
-            let mut awaited = state.notices.iter();
-            awaited.any(|(other, _)| Arc::ptr_eq(other, notice))
-        };
-        if awaited {
-            self.linger(notice);
-        }
-    }
-
-    /// A notice has no answer. While requests of the peer may arrive, it stays, and is repeated.
-    fn linger(&self, notice: &Arc<Notice>) {
-        // before `is_needed`, which may wait for other processes
-        notice.release();
-        let Some(keep) = notice.keep().filter(|keep| keep.is_needed()) else {
-            return self.end_notice(notice);
-        };
-        keep.give_up();
-        let mut state = self.state.lock();
-        state
-            .notices
-            .retain(|(other, _)| !Arc::ptr_eq(other, notice));
-        let mut oldest = None;
-        if !state.closed {
-            state.lingering.push(Lingering::new(Arc::clone(notice)));
-            if state.lingering.len() > LINGERING {
-                oldest = Some(state.lingering.remove(0).notice);
-            }
-        }
-        drop(state);
-        self.ended.notify_all();
-        if let Some(oldest) = oldest {
-            if let Some(keep) = oldest.keep() {
-                keep.cut_off();
-            }
-            self.end_notice(&oldest);
-        }
-    }
-
-    /// Ends the notices whose peers' requests cannot arrive any more, and repeats the others that
-    /// are due. Returns the time of the next call.
-    fn repeat_notices(&self, now: Instant) -> Option<Instant> {
-        let mut due = Vec::new();
-        for lingering in &mut self.state.lock().lingering {
-            if lingering.due <= now {
-                lingering.due = now + lingering.pause;
-                lingering.pause = LONGEST_REPEAT.min(2 * lingering.pause);
-                due.push(Arc::clone(&lingering.notice));
-            }
-        }
-        for notice in due {
-            if notice.keep().is_none_or(|keep| !keep.is_needed()) {
-                self.end_notice(&notice);
-                continue;
-            }
-            if let Some(id) = notice.take_id() {
-                self.drop_id(id);
-            }
-            notice.send(self);
-        }
-        let state = self.state.lock();
-        state.lingering.iter().map(|lingering| lingering.due).min()
-    }
-
     fn drop_id(&self, id: Arc<CmId>) {
         self.driver.dispatcher().registry().remove(id.object());
         drop(id);
-    }
-
-    /// Answers the notices of peers to which nothing is under way any more. Returns the time of the
-    /// next look.
-    fn answer_notices(&self, now: Instant) -> Option<Instant> {
-        let mut held = std::mem::take(&mut self.state.lock().unanswered);
-        let has_requests = |user: Arc<dyn CircuitUser>| {
-            if user.has_requests() {
-                user.progress_requests();
-            }
-            user.has_requests()
-        };
-        held.retain(|notice| {
-            let waits = notice.due > now && notice.user.upgrade().is_some_and(has_requests);
-            if !waits {
-                answer_notice(&notice.id, &notice.end);
-            }
-            waits
-        });
-        let waits = !held.is_empty();
-        self.state.lock().unanswered.append(&mut held);
-        waits.then(|| now + LOOK)
     }
 
     /// What is due at this time, and the time of the next call.
@@ -905,14 +575,14 @@ impl Circuits {
         state
             .probes
             .extend(again.into_iter().map(|tag| (tag, now + PROBE)));
-        due.notices = overdue(&mut state.notices, now);
-        due.retired = overdue(&mut state.retired, now);
+        due.notices = state.notices.overdue(now);
+        due.retired = state.retired.overdue(now);
         let waiting = state.places.iter().flat_map(|place| &place.waiting);
         let next = waiting.map(|(_, at)| *at);
         let next = next.chain(state.awaiting.iter().map(|(_, at)| *at));
         let next = next.chain(state.probes.iter().map(|(_, at)| *at));
-        let next = next.chain(state.notices.iter().map(|(_, at)| *at));
-        let next = next.chain(state.retired.iter().map(|(_, at)| *at));
+        let next = next.chain(state.notices.deadlines());
+        let next = next.chain(state.retired.deadlines());
         let next = next.min();
         (due, next)
     }
@@ -929,7 +599,7 @@ impl Circuits {
             return;
         }
         let deadline = Instant::now() + self.notice_limit();
-        while !state.notices.is_empty() {
+        while state.notices.are_awaited() {
             if self.ended.wait_until(&mut state, deadline).timed_out() {
                 break;
             }
@@ -955,23 +625,6 @@ struct Due {
     probed: Vec<Arc<dyn CircuitUser>>,
     notices: Vec<Arc<Notice>>,
     retired: Vec<Retired>,
-}
-
-/// The identifier of a request that is answered.
-#[derive(Clone, Debug)]
-enum Retired {
-    Request(#[allow(dead_code, reason = "ends when it is dropped")] Arc<Incoming>),
-    Answered(Arc<Answered>),
-    Dial(Arc<CmId>),
-}
-
-impl Retired {
-    fn keeps(&self, answered: &Answered) -> bool {
-        match self {
-            Self::Answered(kept) => std::ptr::eq(Arc::as_ptr(kept), answered),
-            Self::Request(_) | Self::Dial(_) => false,
-        }
-    }
 }
 
 /// Takes the elements whose time has come.
@@ -1008,17 +661,7 @@ impl Driven for Circuits {
             self.linger(&notice);
         }
         let repeat = self.repeat_notices(Instant::now());
-        for retired in due.retired {
-            match retired {
-                Retired::Request(_) => {}
-                Retired::Answered(answered) => {
-                    let mut registry = self.driver.dispatcher().registry();
-                    // a confirmation that is still missing may be lost: no end of the connection
-                    registry.remove(answered.object());
-                }
-                Retired::Dial(id) => self.drop_id(id),
-            }
-        }
+        self.end_ids(due.retired);
         next.into_iter().chain(held).chain(repeat).min()
     }
 
@@ -1029,13 +672,9 @@ impl Driven for Circuits {
             let mut state = self.state.lock();
             state.failed = true;
             let users: Vec<_> = state.users.values().filter_map(Weak::upgrade).collect();
-            let notices = std::mem::take(&mut state.notices);
-            for (notice, _) in &notices {
-                state.keep(Arc::clone(notice));
-            }
-            (users, notices)
+            (users, state.notices.give_up())
         };
-        notices.iter().for_each(|(notice, _)| notice.release());
+        notices.iter().for_each(|notice| notice.release());
         users.iter().for_each(|user| user.not_answered());
         // what waits for their answers
         drop(notices);
