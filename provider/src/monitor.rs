@@ -184,8 +184,8 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
     // counts.
     let imported = std::mem::ManuallyDrop::new(imported);
     // SAFETY: the caller passes a valid monitor; it is not NULL.
-    let told = unsafe { (*monitor).import_ops };
-    if !told.is_null() && told != (&raw const NOTIFY).cast_mut() {
+    let import_ops = unsafe { (*monitor).import_ops };
+    if !import_ops.is_null() && import_ops != (&raw const NOTIFY).cast_mut() {
         return Err(FiErrno::EBUSY);
     }
     domain.engine.mr().import_monitor(|| {

@@ -140,7 +140,7 @@ pub(crate) unsafe fn register(
         // registration, as one of the worker, and not that of the call, which would leak the
         // region.
         if let Err(error) = register_later(mr, events, context) {
-            tell(events, token(mr), context.expose_provenance(), Err(error));
+            report(events, token(mr), context.expose_provenance(), Err(error));
         }
     }
     Ok(())
@@ -152,7 +152,7 @@ fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_voi
     let owner = token(mr);
     let context = context.expose_provenance();
     if mr.region.comes_disabled() {
-        tell(events, owner, context, Ok(())); // the application enables it
+        report(events, owner, context, Ok(())); // the application enables it
         return Ok(());
     }
     let events = Arc::clone(events);
@@ -163,7 +163,7 @@ fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_voi
             let _bound = mr.bound.lock();
             publish_key(mr);
         }
-        tell(&events, owner, context, result);
+        report(&events, owner, context, result);
     })
 }
 
@@ -172,7 +172,7 @@ fn token(mr: &Object<Mr>) -> Token {
 }
 
 /// Writes `FI_MR_COMPLETE` or the error to the event queue (fi_eq(3)).
-fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
+fn report(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
     if let Err(error) = result {
         events.write_error(owner, error);
         return;

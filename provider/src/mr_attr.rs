@@ -22,7 +22,7 @@ const NO_CACHE: u64 = 1 << 60;
 /// is not offered.
 const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
 
-/// Capabilities, which applications pass beside the flags that permit their operations. They permit
+/// Capabilities, which applications pass with the flags that permit their operations. They permit
 /// nothing, and most of libfabric's own providers ignore them. `FI_COLLECTIVE` is listed in
 /// fi_mr(3), "paired with FI_SEND and/or FI_RECV"; it adds nothing to these two.
 const CAPABILITIES: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_COLLECTIVE;

@@ -56,7 +56,7 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// exchange that it has answered, or does not listen any more.
     fn process_ended(&self);
 
-    /// The peer has ended the connection. [`Self::tell_end`] follows.
+    /// The peer has ended the connection. [`Self::send_end_notice`] follows.
     fn peer_ended(&self);
 
     /// Whether requests of the endpoint are under way, or follow, on a circuit that others use.
@@ -70,10 +70,10 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// Changes when a request of the endpoint completes. Acquires no lock.
     fn progress_mark(&self) -> u32;
 
-    /// Tells the peer that the connection has ended, because the circuit has failed or the peer has
-    /// told its own end. From then on the endpoint posts nothing. The driver; the caller holds no
-    /// other lock but the driver's.
-    fn tell_end(&self);
+    /// Notifies the peer that the connection has ended, because the circuit has failed or the peer
+    /// has notified this side of its own end. From then on the endpoint posts nothing. The driver;
+    /// the caller holds no other lock but the driver's.
+    fn send_end_notice(&self);
 
     /// The circuit on which the endpoint is connected has failed. Called once, with any lock held
     /// that precedes that of a completion queue, or this one.
@@ -251,7 +251,7 @@ impl Share {
     }
 
     /// The peer has answered: from now on the endpoint fails with the circuit. False: the circuit
-    /// has failed already, and the endpoint is not told.
+    /// has failed already, of which the endpoint is not notified.
     pub(super) fn connect(&self) -> bool {
         let mut users = self.circuit.users.lock();
         let known = users.iter_mut().find(|known| self.is_of(known));

@@ -44,6 +44,7 @@ const RECIPROCAL: Duration = Duration::from_secs(10);
 /// How often it looks meanwhile whether the peer's process lives. The request of one that lives
 /// follows its answer at once.
 const PROBE: Duration = Duration::from_millis(250);
+/// Maximum number of requests that a listener queues, and of notices of peers without an answer.
 const BACKLOG: usize = 1024;
 /// Targets beyond which those that are not held any more are looked for.
 const SERVED: usize = 64;
@@ -79,8 +80,9 @@ pub(super) enum Step {
     EndNotice(Arc<Notice>),
     /// A notice cannot be sent, or is refused.
     FailNotice(Arc<Notice>),
-    /// The circuit of a user has failed, or its peer has told the end: the peer is told.
-    TellEnd(Weak<dyn CircuitUser>),
+    /// The circuit of a user has failed, or its peer has sent a notice of the end: the user sends
+    /// its own.
+    SendEndNotice(Weak<dyn CircuitUser>),
     /// Move a target to its error state.
     FailTarget(Arc<Xrcd>, QpNumber),
 }
@@ -239,8 +241,8 @@ impl Circuits {
         state.end_expectation(tag);
     }
 
-    /// The user gets [`CircuitUser::not_answered`] unless [`Self::end_expectation`] is called within
-    /// 10 s, and [`CircuitUser::probe`] meanwhile.
+    /// The user gets [`CircuitUser::not_answered`] unless [`Self::end_expectation`] is called
+    /// within 10 s, and [`CircuitUser::probe`] meanwhile.
     pub(crate) fn expect(&self, tag: u32) {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -500,9 +502,9 @@ impl Circuits {
             Step::Notify(notice) => notice.send(self),
             Step::EndNotice(notice) => self.end_notice(&notice),
             Step::FailNotice(notice) => self.fail_notice(&notice),
-            Step::TellEnd(user) => {
+            Step::SendEndNotice(user) => {
                 if let Some(user) = user.upgrade() {
-                    user.tell_end();
+                    user.send_end_notice();
                 }
             }
             Step::FailTarget(xrcd, number) => {
@@ -514,10 +516,10 @@ impl Circuits {
         }
     }
 
-    /// The connection of a user has ended, and its peer has not been told: the driver calls
-    /// [`CircuitUser::tell_end`]. May be called with the lock of a completion queue held.
-    pub(crate) fn tell_end(&self, user: Weak<dyn CircuitUser>) {
-        self.push(Step::TellEnd(user));
+    /// The connection of a user has ended, and no notice was sent to its peer: the driver calls
+    /// [`CircuitUser::send_end_notice`]. May be called with the lock of a completion queue held.
+    pub(crate) fn queue_end_notice(&self, user: Weak<dyn CircuitUser>) {
+        self.push(Step::SendEndNotice(user));
     }
 
     /// A target is of no use to its initiator: it goes to its error state. May be called with the

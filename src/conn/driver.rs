@@ -496,7 +496,7 @@ mod tests {
         driver.wake(&turn);
         look();
         assert_eq!(calls(), 1);
-        // the thread, which sleeps without a limit, is told to sleep until the time
+        // the thread, which sleeps without a limit, is woken, to sleep until that time
         assert!(driver.shared.dispatcher.wait().is_ready());
         driver.shared.dispatcher.wait().clear();
         look();

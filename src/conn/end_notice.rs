@@ -117,7 +117,10 @@ impl Notice {
 
     fn fail(&self, error: FiErrno) {
         let to = self.path.1;
-        info_log!(EpCtrl, "{to} is not told the end of a connection: {error}");
+        info_log!(
+            EpCtrl,
+            "{to} is not notified of the end of a connection: {error}"
+        );
         self.push(Step::FailNotice);
     }
 

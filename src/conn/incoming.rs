@@ -147,8 +147,8 @@ impl Incoming {
 
     fn refuse(&self, header: Header, data: &CmData, is_weft: bool) -> bool {
         // an error is ignored: the peer may have given up
-        let told = self.sidr && is_weft;
-        let _ = if told {
+        let answers = self.sidr && is_weft;
+        let _ = if answers {
             // rdma_cm(7) does not promise the private data of a refused request for a service
             self.id.answer_service(&msg_xrc::answer(&header, data))
         } else {
@@ -160,6 +160,6 @@ impl Incoming {
             };
             self.id.reject(&msg_xrc::answer(&header, data))
         };
-        told
+        answers
     }
 }

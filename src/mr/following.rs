@@ -64,7 +64,7 @@ fn crowd_of(value: u64) -> u64 {
 impl Table {
     fn new() -> Self {
         if !forks::are_counted() {
-            // a child of this process may wait for `LIMIT` in vain
+            // a child of this process may wait for `LIMIT`, and nothing ends the wait
             warn_log!(Mr, "forks cannot be recognized: no memory");
         }
         Self {

@@ -19,7 +19,7 @@ use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::raw_key::{self, RawKey};
 use crate::wire::records::Entry;
 
-/// The content of a raw key besides the key itself.
+/// The content of a raw key, except for the key itself.
 #[derive(Debug)]
 pub(crate) enum Meaning {
     /// None: the raw key is the key that `fi_mr_key(3)` returns at the peer.

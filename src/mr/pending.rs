@@ -62,9 +62,9 @@ impl Pending {
 
 impl Region {
     /// Makes a worker of the domain enable the region, as [`Self::enable`] does, and then call
-    /// `tell`. Several threads fetch the pages of a large region.
+    /// `report`. Several threads fetch the pages of a large region.
     ///
-    /// Does not block. `tell` is called once, by the worker, unless [`Self::cancel_enable`] is
+    /// Does not block. `report` is called once, by the worker, unless [`Self::cancel_enable`] is
     /// called before the registration begins; it must not drop the region. Its argument is the
     /// result of [`Self::enable`], or `EOTHER` if that panicked.
     ///
@@ -72,7 +72,7 @@ impl Region {
     /// `EALREADY`: an earlier registration by a worker has not ended.
     pub fn enable_later(
         self: &Arc<Self>,
-        tell: impl FnOnce(Result<()>) + Send + 'static,
+        report: impl FnOnce(Result<()>) + Send + 'static,
     ) -> Result<()> {
         let pending = Arc::clone(&self.pending);
         {
@@ -103,7 +103,7 @@ impl Region {
                     region.enable()
                 }));
                 let reported = catch_unwind(AssertUnwindSafe(|| {
-                    tell(enabled.unwrap_or(Err(FiErrno::EOTHER)));
+                    report(enabled.unwrap_or(Err(FiErrno::EOTHER)));
                     drop(region);
                 }));
                 if reported.is_err() {
@@ -171,9 +171,9 @@ mod tests {
         let region = prepared(&domain, &memory);
         let stop = Arc::new(std::sync::Barrier::new(2));
         *region.pending.stop.lock() = Some(Arc::clone(&stop));
-        let (tell, told) = std::sync::mpsc::channel();
+        let (report, reported) = std::sync::mpsc::channel();
         region
-            .enable_later(move |result| tell.send(result).unwrap())
+            .enable_later(move |result| report.send(result).unwrap())
             .unwrap();
         stop.wait();
         // SAFETY: the child uses these objects alone, and exits; the alarm ends one that waits.
@@ -190,7 +190,7 @@ mod tests {
             stop.wait();
             assert_eq!(status, 0);
         }
-        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(Ok(())));
+        assert_eq!(reported.recv_timeout(Duration::from_secs(30)), Ok(Ok(())));
         region.close().unwrap();
     }
 
@@ -243,15 +243,15 @@ mod tests {
         let register = |panics| {
             let region = prepared(&domain, &memory);
             region.pending.panics.store(panics, Ordering::Relaxed);
-            let (tell, told) = std::sync::mpsc::channel();
+            let (report, reported) = std::sync::mpsc::channel();
             region
-                .enable_later(move |result| tell.send(result).unwrap())
+                .enable_later(move |result| report.send(result).unwrap())
                 .unwrap();
-            let told = told.recv_timeout(Duration::from_secs(30)).unwrap();
+            let reported = reported.recv_timeout(Duration::from_secs(30)).unwrap();
             region.cancel_enable();
-            told
+            reported
         };
         assert_eq!(register(true), Err(FiErrno::EOTHER));
-        assert_eq!(register(false), Ok(()), "the workers go on");
+        assert_eq!(register(false), Ok(()), "the workers continue");
     }
 }

@@ -486,7 +486,7 @@ mod tests {
             written: false,
         };
         assert!(keys.recent.has(range));
-        // as many as have no place besides each other, whatever their places are
+        // more ranges than there are places, whatever the place of each range is
         for len in 2..1 << 14 {
             let source = register(&mut keys, &bytes[..len]);
             assert!(keys.release(source).is_none() && keys.replaced().is_none());

@@ -11,7 +11,7 @@ impl Probed for Shared {
         let Some(control) = self.control.try_lock() else {
             return true;
         };
-        // under the lock: `CircuitUser::tell_end` acquires it when the connection has ended
+        // under the lock: `CircuitUser::send_end_notice` acquires it when the connection has ended
         self.conn.state.is(State::Connected) && self.probe_silent(&control)
     }
 }

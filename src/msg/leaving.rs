@@ -90,8 +90,8 @@ impl Peer for Leaving {
     }
 }
 
-/// What is kept until a peer has been told the end: the connection block, and the peer's place in
-/// the directory.
+/// What is kept until a peer has answered the notice of the end: the connection block, and the
+/// peer's place in the directory.
 pub(super) struct Kept {
     block: Arc<ConnectionBlock>,
     peer: Arc<Leaving>,

@@ -259,7 +259,7 @@ impl Shared {
             let connected = !matches!(old, State::Idle | State::Enabled);
             if self.config.xrc {
                 // A peer that this side has answered may wait for the reciprocal request. If the
-                // connection has ended, the driver may not have told the peer yet.
+                // connection has ended, the driver may not have sent the notice yet.
                 let never = [
                     State::Idle,
                     State::Enabled,

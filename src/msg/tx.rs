@@ -81,7 +81,7 @@ impl Shared {
     pub(super) unsafe fn transmit_here(&self, op: &Transmit<'_>) -> Result<()> {
         let mut tx = self.tx.lock();
         // Under the lock: once a thread that has ended the connection has acquired it, no post
-        // follows (`CircuitUser::tell_end`).
+        // follows (`CircuitUser::send_end_notice`).
         if !self.conn.state.is(State::Connected) {
             tx = self.lock_again(tx)?;
         }

@@ -43,8 +43,8 @@ pub(crate) struct XrcSide {
     notices: Option<SocketAddr>,
     /// Where the process of a `weft` peer takes notices, while this side waits for its request.
     process: Option<SocketAddr>,
-    /// The peer has been told the end.
-    told: bool,
+    /// The notice of the end is sent.
+    end_notified: bool,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     /// This side's request.
@@ -466,9 +466,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends the requests of the connection. `tell`: the peer is told the end of a connection that
-    /// is established, or whose request this side has answered.
-    pub(super) fn leave_peer(&self, control: &mut Control, tell: bool) {
+    /// Ends the requests of the connection. `notify`: the peer is notified of the end of a
+    /// connection that is established, or whose request this side has answered.
+    pub(super) fn leave_peer(&self, control: &mut Control, notify: bool) {
         let Ok(circuits) = self.circuits() else {
             return;
         };
@@ -482,21 +482,21 @@ impl Shared {
         if let Some(request) = xrc.answered.take() {
             circuits.retire(request);
         }
-        if tell {
+        if notify {
             self.notify_end(control);
         }
     }
 
     /// Sends the notice of the end, unless it was sent or the peer does not know it. Until the
-    /// answer, what the peer's requests may access is kept: the peer may have told its end first,
-    /// while they were under way.
+    /// answer, what the peer's requests may access is kept: the peer may have sent its notice
+    /// first, while they were under way.
     fn notify_end(&self, control: &mut Control) {
         let xrc = &mut control.xrc;
-        if xrc.told || xrc.peer == 0 {
+        if xrc.end_notified || xrc.peer == 0 {
             return;
         }
         if let (Ok(circuits), Some(to)) = (self.circuits(), xrc.notices) {
-            xrc.told = true;
+            xrc.end_notified = true;
             let end = End {
                 to: xrc.peer,
                 from: xrc.own,
@@ -772,7 +772,7 @@ impl CircuitUser for Shared {
     fn peer_ended(&self) {
         self.conn.qp_failed();
         if let Ok(circuits) = self.circuits() {
-            circuits.tell_end(self.user());
+            circuits.queue_end_notice(self.user());
         }
     }
 
@@ -797,9 +797,9 @@ impl CircuitUser for Shared {
         self.slots.tx.progress_mark()
     }
 
-    fn tell_end(&self) {
+    fn send_end_notice(&self) {
         let mut control = self.control.lock();
-        // `close` tells the end itself, and so does a connection that was not complete
+        // `close` sends the notice itself, and so does a connection that was not complete
         if self.conn.state.is(State::Disconnected) {
             self.notify_end(&mut control);
         }
@@ -816,7 +816,7 @@ impl CircuitUser for Shared {
     fn circuit_failed(&self) {
         self.conn.qp_failed();
         if let Ok(circuits) = self.circuits() {
-            circuits.tell_end(self.user());
+            circuits.queue_end_notice(self.user());
         }
     }
 }

@@ -49,8 +49,8 @@ pub(crate) const fn write_ops<E: Atomics>(rest: fi_ops_atomic) -> fi_ops_atomic 
 /// Flags of the `msg` calls: an atomic has no remote CQ data.
 const ATOMIC_FLAGS: u64 = TX_FLAGS & !FI_REMOTE_CQ_DATA;
 
-/// The vectors that a call has beside those of `struct fi_msg_atomic`, and its flags; `flags` is
-/// `None` for the default flags of the endpoint.
+/// The vectors that a call has in addition to those of `struct fi_msg_atomic`, and its flags;
+/// `flags` is `None` for the default flags of the endpoint.
 #[derive(Clone, Copy)]
 struct More {
     compare: Vector,

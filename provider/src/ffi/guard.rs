@@ -42,7 +42,8 @@ impl Poison {
     #[cold]
     fn set(&self) {
         self.set.store(true, Ordering::Relaxed);
-        // `join` makes the list and then reads the flag: one of the two sees the other's change
+        // `join` adds to the list and then reads the flag, this call sets the flag and then reads
+        // the list: one of the two calls sees the change of the other
         fence(Ordering::SeqCst);
         let Some(handles) = self.handles.get() else {
             return;
@@ -71,7 +72,8 @@ impl Poison {
         });
         let mut list = handles.0.lock();
         list.push(other.address());
-        // of a panic meanwhile, whose thread may not have seen the list (`set`)
+        // a thread that panics may have set the flag of `self` without seeing the new handle
+        // (`set`)
         fence(Ordering::SeqCst);
         other.set.store(self.is_set(), Ordering::Relaxed);
         let _ = other.handles.set(Arc::clone(handles));

@@ -164,9 +164,9 @@ impl Circuits {
         NOTICE
     }
 
-    /// Notifies the peer at this address that a connection has ended. `keep` lives until the peer has
-    /// answered, or after 1 s until it is not [needed](Keep::is_needed) any more: memory that the
-    /// peer may access until then. `circuit`: the connection's, to which nothing is posted any
+    /// Notifies the peer at this address that a connection has ended. `keep` lives until the peer
+    /// has answered, or after 1 s until it is not [needed](Keep::is_needed) any more: memory that
+    /// the peer may access until then. `circuit`: the connection's, to which nothing is posted any
     /// more; it lives until the peer has answered, at most 1 s.
     pub(crate) fn notify(
         &self,
@@ -302,7 +302,7 @@ impl Circuits {
             drop(state);
             return answer_notice(&id, &end);
         };
-        // answered behind the user's `tell_end`
+        // answered behind the user's `send_end_notice`
         unanswered.push(Unanswered {
             id,
             end,

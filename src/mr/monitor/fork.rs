@@ -84,7 +84,7 @@ pub(super) fn apart_from_forks<T>(mut make: impl FnMut() -> Result<T>) -> Result
 /// before the first monitor is opened.
 ///
 /// Threads that call it at the same time register more handlers than one of each, which does no
-/// harm. A lock could be held for ever in a child, which opens domains too.
+/// harm. A lock could stay held in a child, which opens domains too.
 pub(crate) fn count_forks() {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
     if INSTALLED.load(Ordering::Acquire) {

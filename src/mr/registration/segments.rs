@@ -8,7 +8,7 @@
 //!
 //! A local operation that covers several adjacent segments registers the whole contiguous run of
 //! segments as one. If peers can access the region, this registration is for local operations
-//! alone, besides those of the segments. Refreshes replace it in the same way.
+//! alone, in addition to those of the segments. Refreshes replace it in the same way.
 //!
 //! A change of k of n segments takes O(k log n) steps.
 

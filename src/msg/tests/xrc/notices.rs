@@ -165,7 +165,7 @@ fn the_end_of_a_closed_endpoint_waits_for_a_thread_that_posts() {
     let posting = shared.tx.lock();
     shared.conn.state.set(State::Closed);
     std::thread::scope(|scope| {
-        let end = scope.spawn(|| shared.tell_end());
+        let end = scope.spawn(|| shared.send_end_notice());
         std::thread::sleep(Duration::from_millis(50));
         assert!(!end.is_finished());
         drop(posting);
