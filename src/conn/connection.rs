@@ -283,7 +283,7 @@ impl Connection {
                     // missing: the confirmation is lost, or the connection manager has discarded it
                     // at the end of the connection. In `Accepting` the reply is sent, but the
                     // thread that has sent it has not changed the state.
-                    self.qp_failed();
+                    self.note_failure();
                     self.report_connected(PrivateData::EMPTY);
                 } else if !self.end() {
                     self.not_connected(FiErrno::ECONNABORTED, event.status, event.private_data);

@@ -98,7 +98,7 @@ impl Connection {
     /// After the reply to the peer's request is begun, the event of the peer's confirmation or of a
     /// failure reports the result; on circuits, the answer to the reciprocal request or its
     /// failure.
-    pub(crate) fn qp_failed(&self) {
+    pub(crate) fn note_failure(&self) {
         // another thread can change the state between two of these steps, to that of a later step
         let replied = self.state.change(State::Accepting, State::Broken)
             || self.state.change(State::Accepted, State::Broken);

@@ -253,8 +253,8 @@ fn a_queue_pair_that_fails_while_connecting_is_reported_once() {
     let results = Results::new();
     let (listener, dialled) = dialling(&results, data(1));
     let accepted = accepting(&results, results.request());
-    dialled.conn.qp_failed();
-    dialled.conn.qp_failed();
+    dialled.conn.note_failure();
+    dialled.conn.note_failure();
     match results.next(DIALLED) {
         Outcome::Failed { err, .. } => assert_eq!(err, FiErrno::ECONNABORTED),
         other => panic!("{other:?}"),
@@ -280,7 +280,7 @@ fn a_queue_pair_that_fails_while_accepting_ends_the_connection() {
         let side = accepted.side.lock();
         accepted.create_qp(&side);
         accepted.conn.begin_accept().unwrap();
-        accepted.conn.qp_failed();
+        accepted.conn.note_failure();
         accepted.conn.accept(&side, &data(1)).unwrap();
     }
     assert!(!accepted.conn.state.can_post());
@@ -321,7 +321,7 @@ fn the_end_of_a_connection_is_reported_behind_its_establishment() {
         early
     });
     assert!(!early, "connected before it is reported");
-    link.conn.qp_failed();
+    link.conn.note_failure();
     assert!(matches!(results.next(DIALLED), Outcome::Connected(_)));
     assert!(matches!(results.next(DIALLED), Outcome::Ended(_)));
     link.close(&results);

@@ -310,7 +310,7 @@ impl FailureListener for Shared {
         if self.config.xrc {
             self.fail_xrc();
         } else {
-            self.conn.qp_failed();
+            self.conn.note_failure();
         }
     }
 

@@ -552,7 +552,7 @@ impl Shared {
     pub(super) fn note_target_failure(&self) {
         // before the end is reported, behind which the application may close regions
         self.target_failed.store(true, Ordering::Release);
-        self.conn.qp_failed();
+        self.conn.note_failure();
     }
 
     /// A request has failed, and with it this side's circuit.
@@ -561,7 +561,7 @@ impl Shared {
         if let Some(circuit) = self.own_circuit() {
             circuit.note_failure();
         }
-        self.conn.qp_failed();
+        self.conn.note_failure();
     }
 
     /// Whether the answer to this side's request has an effect on the connection. The accepting
@@ -654,7 +654,7 @@ impl CircuitUser for Shared {
         let mut control = self.control.lock();
         if control.side.passive && self.awaits_answer(true) {
             // the peer may have reported the connection, and sent messages
-            self.conn.qp_failed();
+            self.conn.note_failure();
             self.complete(&mut control, PrivateData::EMPTY);
             if control.xrc.peer == 0 {
                 // its introduction was in the answer, and no notice of the end follows
@@ -761,7 +761,7 @@ impl CircuitUser for Shared {
         let control = self.control.lock();
         let (peer, process) = (control.xrc.peer, control.xrc.process);
         if self.conn.state.is(State::Connecting) && peer != 0 {
-            self.conn.qp_failed();
+            self.conn.note_failure();
         } else if self.conn.state.is(State::Accepting) && process.is_some() {
             // nothing of the connection exists yet
             let error = FiErrno::ECONNABORTED;
@@ -770,7 +770,7 @@ impl CircuitUser for Shared {
     }
 
     fn peer_ended(&self) {
-        self.conn.qp_failed();
+        self.conn.note_failure();
         if let Ok(circuits) = self.circuits() {
             circuits.queue_end_notice(self.user());
         }
@@ -814,7 +814,7 @@ impl CircuitUser for Shared {
     }
 
     fn circuit_failed(&self) {
-        self.conn.qp_failed();
+        self.conn.note_failure();
         if let Ok(circuits) = self.circuits() {
             circuits.queue_end_notice(self.user());
         }
