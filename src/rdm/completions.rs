@@ -8,7 +8,6 @@ use super::core::peer::PeerKey;
 use super::operations::completion;
 use super::ranges::Calls;
 use super::receives::MultiBuffer;
-use super::rma::Fault;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::queue::event_cell::Event;
@@ -24,6 +23,20 @@ pub(super) enum Side {
     Tx,
     /// Receives.
     Rx,
+}
+
+/// The reason of a failure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) err: FiErrno,
+    /// The status of the work completion and the device's code, if one is the reason.
+    pub(super) status: Option<(u32, u32)>,
+}
+
+impl Fault {
+    pub(super) const fn of(err: FiErrno) -> Self {
+        Self { err, status: None }
+    }
 }
 
 /// An entry for the application.

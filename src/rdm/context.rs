@@ -15,14 +15,12 @@ use parking_lot::Mutex;
 
 use super::completions::Side;
 use super::endpoint::MIN_MULTI_RECV;
+use super::keys::StoredKey;
 use super::limits::Limits;
 use super::number_map::NumberMap;
-use super::receives::{
-    Cancel, EndedReceives, Membership, Owner, Receive, SharedStore, StoredKey, Target,
-    completion_of,
-};
-use super::recv::{Directed, is_multi, receive_of, want_of};
-use super::search::{SEARCHES, Search};
+use super::receives::{Cancel, EndedReceives, Membership, Owner, SharedStore, Target};
+use super::recv::{Directed, Receive, SEARCHES, completion_of, is_multi, receive_of, want_of};
+use super::search::Search;
 use super::shared::{Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::PeerIndex;

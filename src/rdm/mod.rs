@@ -47,6 +47,7 @@ mod cq_source;
 mod endpoint;
 mod executor;
 mod iov;
+mod keys;
 mod limits;
 mod link;
 mod listening;

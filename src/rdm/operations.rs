@@ -6,9 +6,8 @@ use super::core::link::LinkKey;
 use super::core::ops::Form;
 use super::core::peer::PeerKey;
 use super::iov::Iov;
+use super::keys::{RmaKey, TxKey};
 use super::packet_memory::Slot;
-use super::rma::RmaKey;
-use super::slab::Key;
 use crate::flags::Flags;
 use crate::mr;
 use crate::queue::Completion;
@@ -16,10 +15,6 @@ use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{Message, Payload};
 use crate::wire::rdm::ring::{self, Source};
 use crate::wire::rdm::{Body, Header, OpId};
-
-/// Marks keys of operations.
-pub(super) enum TxMark {}
-pub(super) type TxKey = Key<TxMark>;
 
 /// Offset of the payload in a slot: the longest header with its body ends there.
 pub(super) const PAYLOAD: usize = 64;

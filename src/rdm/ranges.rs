@@ -1,8 +1,7 @@
 //! Atomics on several ranges of the target (`rma_iov_count` of `fi_atomic(3)`): one operation of
 //! the engine for each range, and one entry behind the last of them.
 
-use super::completions::Completions;
-use super::rma::Fault;
+use super::completions::{Completions, Fault};
 use super::slab::{Key, Slab};
 use crate::queue::Completion;
 

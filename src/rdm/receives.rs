@@ -24,60 +24,17 @@ use self::spares::Spares;
 use super::core::Origin;
 use super::core::link::LinkKey;
 use super::core::peer::{PeerKey, PeerMark};
-use super::iov::Iov;
-use super::operations::TxKey;
+use super::keys::{RxKey, RxMark, StoredKey, StoredMark, TxKey};
+use super::recv::{Receive, completion_of};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
 use crate::flags::Flags;
 use crate::matching::{Found, Matched, Matching, MultiId, Release, Want};
-use crate::mr::Desc;
 use crate::mr::SourceKeys;
 use crate::queue::Completion;
 use crate::rdm::long::pulls::{Pull, Push, Sink};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
-
-/// Marks keys of receives.
-#[derive(Debug)]
-pub(super) enum RxMark {}
-pub(super) type RxKey = Key<RxMark>;
-
-/// Marks keys of stored messages.
-pub(super) enum StoredMark {}
-pub(super) type StoredKey = Key<StoredMark>;
-
-/// Marks keys of messages that arrive in parts.
-pub(super) enum ArrivalMark {}
-pub(super) type ArrivalKey = Key<ArrivalMark>;
-
-/// A posted receive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Receive {
-    pub(super) iov: Iov,
-    /// The descriptor of all buffers, or NULL; `several`: they have several.
-    pub(super) desc: Desc,
-    pub(super) several: bool,
-    pub(super) context: usize,
-    pub(super) tagged: bool,
-    /// Whether success has an entry for the application.
-    pub(super) wanted: bool,
-}
-
-impl Receive {
-    /// The entry of this receive with a message of which it holds `len` bytes. `data`: the
-    /// message's remote CQ data.
-    #[inline(always)]
-    pub(super) fn completion(&self, tag: Option<u64>, data: Option<u64>, len: usize) -> Completion {
-        let mut completion = completion_of(self);
-        completion.len = len;
-        completion.tag = tag.unwrap_or_default();
-        if let Some(data) = data {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
-        completion
-    }
-}
 
 /// A multi-receive buffer, and the key of its receive.
 pub(super) type MultiBuffer = (MultiId, RxKey);
@@ -910,14 +867,4 @@ impl Receives {
             Home::Shared(member) => member.shared.lock().take_pending(member.owner),
         }
     }
-}
-
-/// The entry of a receive, without message.
-pub(super) fn completion_of(receive: &Receive) -> Completion {
-    let kind = if receive.tagged {
-        Flags::TAGGED
-    } else {
-        Flags::MSG
-    };
-    Completion::new(receive.context, Flags::RECV | kind)
 }

@@ -6,16 +6,17 @@ use std::time::Instant;
 
 use atomic_ops::Op;
 
+use super::completions::Fault;
 use super::core::link::LinkKey;
 use super::core::peer::PeerKey;
 use super::core::recover::Unposted;
 use super::core::{Core, Io};
 use super::iov::{Iov, MAX_IOV};
+use super::keys::{ArrivalKey, RmaKey, RmaMark, TxKey};
 use super::number_map::NumberMap;
-use super::operations::{Atomic, TxKey};
+use super::operations::Atomic;
 use super::packet_memory::Slot;
-use super::receives::ArrivalKey;
-use super::slab::{Key, Slab};
+use super::slab::Slab;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::initiator::RemoteIov;
@@ -25,26 +26,8 @@ use crate::queue::event_cell::Counted;
 use crate::verbs::SendOpcode;
 use crate::wire::rdm::Number;
 
-/// Marks keys of operations.
-pub(super) enum RmaMark {}
-pub(super) type RmaKey = Key<RmaMark>;
-
 /// Maximum number of remote ranges of an operation.
 pub(super) const MAX_RMA_IOV: usize = 4;
-
-/// The reason of a failure.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
-    pub(super) err: FiErrno,
-    /// The status of the work completion and the device's code, if one is the reason.
-    pub(super) status: Option<(u32, u32)>,
-}
-
-impl Fault {
-    pub(super) const fn of(err: FiErrno) -> Self {
-        Self { err, status: None }
-    }
-}
 
 /// Remote CQ data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,14 +6,13 @@
     reason = "reads and writes a claim in the application's fi_context"
 )]
 
-use super::receives::{Envelope, Owner, Receive, Store, StoredKey, Target, completion_of};
+use super::keys::StoredKey;
+use super::receives::{Envelope, Owner, Store, Target};
+use super::recv::{Receive, SEARCHES, completion_of};
 use super::shared::State;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::matching::{Claim, Message, Want};
-
-/// Flags of receives that search the stored messages; not all of them at once.
-pub(super) const SEARCHES: Flags = Flags::PEEK.union(Flags::CLAIM).union(Flags::DISCARD);
 
 /// What a search does with the first message that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

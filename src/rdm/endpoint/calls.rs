@@ -24,9 +24,9 @@ use crate::rdm::iov::Iov;
 use crate::rdm::limits::Limits;
 use crate::rdm::link::ring::RingPost;
 use crate::rdm::operations::{Kind, Operation};
-use crate::rdm::receives::{Receive, Target, index_of};
-use crate::rdm::recv::{is_multi, plain_receive, receive_of, want_of};
-use crate::rdm::search::{SEARCHES, Search};
+use crate::rdm::receives::{Target, index_of};
+use crate::rdm::recv::{Receive, SEARCHES, is_multi, plain_receive, receive_of, want_of};
+use crate::rdm::search::Search;
 use crate::rdm::shared::State;
 use crate::wire::rdm::packet::Message;
 

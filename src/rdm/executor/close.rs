@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use super::Executor;
 use crate::mr::Withdrawn;
 use crate::rdm::core::link::LinkKey;
+use crate::rdm::keys::ArrivalKey;
 use crate::rdm::link::cm::Step;
-use crate::rdm::receives::{ArrivalKey, EndedReceives};
+use crate::rdm::receives::EndedReceives;
 use crate::rdm::shared::Shared;
 use crate::rdm::xrc::circuit_cm::XrcStep;
 

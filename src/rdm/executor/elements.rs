@@ -9,14 +9,16 @@ use super::Executor;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::elements::{Elements, Shape};
 use crate::log::info_log;
+use crate::rdm::completions::Fault;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, SendOp};
 use crate::rdm::iov::Iov;
+use crate::rdm::keys::RmaKey;
 use crate::rdm::operations::{Atomic, Kind, Operation, PAYLOAD};
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::rma::{DeviceAtomic, Fault, RmaKey, RmaOp};
+use crate::rdm::rma::{DeviceAtomic, RmaOp};
 use crate::verbs::{ElementsRequest, Sge};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::{MAX_OPERANDS, SLOT_SIZE};
@@ -189,7 +191,7 @@ impl Executor {
         rma: &mut RmaOp,
         mut atomic: Atomic,
         operands: usize,
-    ) -> Result<crate::rdm::operations::TxKey> {
+    ) -> Result<crate::rdm::keys::TxKey> {
         let mut slot: Option<Slot> = rma.slot.take();
         if operands == 0
             && let Some(slot) = slot.take()

@@ -12,11 +12,10 @@ use crate::rdm::core::ops::{Form, Uses};
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Origin, SendOp};
 use crate::rdm::iov::{Iov, copy_short};
-use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
-use crate::rdm::receives::{
-    Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
-    index_of,
-};
+use crate::rdm::keys::{ArrivalKey, StoredKey, TxKey};
+use crate::rdm::operations::{Kind, Operation, PAYLOAD};
+use crate::rdm::receives::{Arrival, AtSender, Envelope, Payload, Stored, Target, index_of};
+use crate::rdm::recv::completion_of;
 use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::{Credit, OpId};

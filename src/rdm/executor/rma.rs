@@ -11,14 +11,16 @@ use crate::initiator::keys::PeerKeys;
 use crate::initiator::local::LocalRange;
 use crate::initiator::sq::Sq as _;
 use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
+use crate::rdm::completions::Fault;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin, SendOp};
 use crate::rdm::iov::{Iov, MAX_IOV};
+use crate::rdm::keys::RmaKey;
 use crate::rdm::link::initiator_sq::LinkSq;
 use crate::rdm::operations::{Kind, Operation, PAYLOAD};
-use crate::rdm::rma::{Fault, Notice, RmaKey, RmaOp};
+use crate::rdm::rma::{Notice, RmaOp};
 use crate::verbs::Wc;
 use crate::wire::rdm::Credit;
 

@@ -7,16 +7,17 @@ use super::{Executor, Todo};
 use crate::errno::FiErrno;
 use crate::initiator::Initiator;
 use crate::queue::{is_refusal, status_errno};
+use crate::rdm::completions::Fault;
 use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::recover::Unposted;
+use crate::rdm::keys::{CircuitKey, RmaKey};
 use crate::rdm::link::cm::Ended;
 use crate::rdm::link::initiator_sq::LinkSq;
 use crate::rdm::link::send_queue::Sent;
-use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
+use crate::rdm::rma::{Notice, Outcome, RmaOp};
 use crate::rdm::xrc::circuit_cm::{Unfinished, XrcStep};
-use crate::rdm::xrc::circuits::CircuitKey;
 use crate::wire::rdm::{Number, Terms};
 
 /// Largest part of an operation, in bytes; and on a circuit, where a request that takes

@@ -3,12 +3,9 @@
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Origin, SendOp};
+use crate::rdm::keys::{ArrivalKey, CircuitKey, RmaKey, TxKey};
 use crate::rdm::link::ring::RingPacket;
-use crate::rdm::operations::TxKey;
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::receives::ArrivalKey;
-use crate::rdm::rma::RmaKey;
-use crate::rdm::xrc::circuits::CircuitKey;
 use crate::wire::rdm::Credit;
 
 /// What follows from a call of the core.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::errno::Result;
-use crate::rdm::long::pulls::ReadKey;
+use crate::rdm::keys::ReadKey;
 use crate::rdm::packet_memory::Slot;
 use crate::verbs::{Qp, SendRequest};
 use crate::wire::rdm::Number;

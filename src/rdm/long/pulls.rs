@@ -14,9 +14,10 @@ use crate::mr::{
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::iov::Buffer;
+use crate::rdm::keys::{ArrivalKey, ReadKey, ReadMark};
 use crate::rdm::number_map::NumberMap;
-use crate::rdm::receives::{ArrivalKey, Receive};
-use crate::rdm::slab::{Key, Slab};
+use crate::rdm::recv::Receive;
+use crate::rdm::slab::Slab;
 use crate::verbs::{Lkey, Pd, RemoteAddr, Rkey, Sge};
 
 /// Largest piece of a message in bytes: the next one is registered while it is read.
@@ -96,11 +97,6 @@ pub(in crate::rdm) enum PullState {
     /// The session has ended; when the READs have completed, the receive fails.
     Failed,
 }
-
-/// Marks keys of READs.
-#[derive(Debug)]
-pub(in crate::rdm) enum ReadMark {}
-pub(in crate::rdm) type ReadKey = Key<ReadMark>;
 
 /// A piece of a message that is being read, or read again on the next link.
 #[derive(Debug)]

@@ -4,7 +4,8 @@
 //! can answer later than that with the name of a message that has ended meanwhile, in the same
 //! session. So the names are not the keys: they are the numbers of a count of 32 bits.
 
-use super::{Arrival, ArrivalKey, ArrivalMark};
+use super::Arrival;
+use crate::rdm::keys::{ArrivalKey, ArrivalMark};
 use crate::rdm::number_map::NumberMap;
 use crate::rdm::slab::Slab;
 use crate::wire::rdm::OpId;
@@ -93,12 +94,13 @@ impl Arriving {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Envelope, Receive, Target};
+    use super::super::{Envelope, Target};
     use super::*;
     use crate::mr::Desc;
     use crate::rdm::core::Origin;
     use crate::rdm::core::peer::PeerKey;
     use crate::rdm::iov::Iov;
+    use crate::rdm::recv::Receive;
 
     fn arrival() -> Arrival {
         let peer = PeerKey::from_number(3);

@@ -2,13 +2,12 @@
 //! at such an endpoint is posted again, in its place among the others, for messages of the other
 //! endpoints.
 
-use super::{
-    Arrival, ArrivalKey, Delivery, Envelope, Home, Owner, Receive, Receives, RxKey, SharedState,
-    StoredKey, Target,
-};
+use super::{Arrival, Delivery, Envelope, Home, Owner, Receives, SharedState, Target};
 use crate::PeerIndex;
 use crate::matching::{Matched, Release, Want};
 use crate::queue::Completion;
+use crate::rdm::keys::{ArrivalKey, RxKey, StoredKey};
+use crate::rdm::recv::Receive;
 
 /// A post of a receive.
 #[derive(Clone, Copy, Debug)]
@@ -461,7 +460,7 @@ mod tests {
         let left = first.leave();
         assert_eq!(left.released.len(), 1);
         assert!(left.released[0].wanted && left.ended.is_empty());
-        let flags = crate::rdm::receives::completion_of(&left.released[0]).flags;
+        let flags = crate::rdm::recv::completion_of(&left.released[0]).flags;
         assert!(flags.contains(Flags::RECV));
         assert_eq!(order(&mut second), []);
     }

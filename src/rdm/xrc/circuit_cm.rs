@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::circuits::CircuitKey;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::info_log;
 use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
+use crate::rdm::keys::CircuitKey;
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::cm::Ended;
 use crate::rdm::link::initiator_sq::LinkSq;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::circuit_cm::InitiatorCm;
-use super::circuits::CircuitKey;
 use crate::rdm::core::link::LinkKey;
+use crate::rdm::keys::CircuitKey;
 use crate::rdm::link::ending::Polled;
 use crate::rdm::link::outlet::Room;
 use crate::rdm::link::send_queue::SendQueue;

@@ -14,15 +14,10 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::slab::{Key, Slab};
+use crate::rdm::keys::{CircuitKey, CircuitMark};
+use crate::rdm::slab::Slab;
 use crate::wire::rdm::xrc::{CircuitNumber, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener};
-
-/// Marks keys of circuits.
-pub(in crate::rdm) enum CircuitMark {}
-
-/// A circuit of an endpoint. Keys are not reused at once.
-pub(in crate::rdm) type CircuitKey = Key<CircuitMark>;
 
 /// What the caller does for a link that needs a circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
