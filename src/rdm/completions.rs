@@ -1,12 +1,14 @@
 //! Completions of an endpoint that no completion queue has taken yet, and its counters.
 
+mod ranges;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use self::ranges::Calls;
 use super::core::Origin;
 use super::core::peer::PeerKey;
 use super::operations::completion;
-use super::ranges::Calls;
 use super::receives::MultiBuffer;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -108,7 +110,7 @@ pub(super) struct Completions {
     next: u32,
     counters: Arc<Counters>,
     /// Atomics on several ranges.
-    pub(super) calls: Calls,
+    calls: Calls,
     /// Whether a completion queue takes the entries of a direction: transmit, receive. Otherwise
     /// only counters show its operations.
     pub(super) bound: [bool; 2],

@@ -56,7 +56,6 @@ mod number_map;
 mod operations;
 mod packet_memory;
 mod process_end;
-mod ranges;
 mod receives;
 mod recv;
 mod rings;

@@ -92,7 +92,7 @@ pub(super) struct Atomic {
     /// Whether the answer has the earlier values.
     pub(super) fetches: bool,
     /// Whether it is one of several ranges of a call, whose key is the operation's context
-    /// (`ranges.rs`).
+    /// (`completions/ranges.rs`).
     pub(super) ranged: bool,
     /// Whether it is on the last range of its call: counters of the target's endpoint count the
     /// call there. Counters of regions count each range.

@@ -1,12 +1,12 @@
 //! Atomics on several ranges of the target (`rma_iov_count` of `fi_atomic(3)`): one operation of
 //! the engine for each range, and one entry behind the last of them.
 
-use super::completions::{Completions, Fault};
-use super::slab::{Key, Slab};
+use super::{Completions, Fault};
 use crate::queue::Completion;
+use crate::rdm::slab::{Key, Slab};
 
 /// Marks keys of calls.
-pub(super) enum CallMark {}
+enum CallMark {}
 
 /// A call on several ranges, whose operations have its key as their context.
 struct Call {
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Calls {
 impl Completions {
     /// Begins a call of so many operations. Returns the context of these operations. `None`: 2^24
     /// calls are under way.
-    pub(super) fn begin_call(
+    pub(in crate::rdm) fn begin_call(
         &mut self,
         completion: Completion,
         wanted: bool,
@@ -55,13 +55,18 @@ impl Completions {
     }
 
     /// No operation of a call has begun: the call is refused.
-    pub(super) fn forget_call(&mut self, context: usize) {
+    pub(in crate::rdm) fn forget_call(&mut self, context: usize) {
         self.calls.0.free(Key::from_number(context as u32));
     }
 
     /// So many operations of a call have ended; `fault`: they have failed. The last one ends the
     /// call.
-    pub(super) fn ranges_ended(&mut self, context: usize, count: usize, fault: Option<Fault>) {
+    pub(in crate::rdm) fn ranges_ended(
+        &mut self,
+        context: usize,
+        count: usize,
+        fault: Option<Fault>,
+    ) {
         // the context is the key of the call
         let key = Key::from_number(context as u32);
         let Some(call) = self.calls.0.get_mut(key) else {
@@ -82,17 +87,17 @@ impl Completions {
 
     /// Number of calls on several ranges that have not ended.
     #[cfg(test)]
-    pub(super) fn calls(&self) -> usize {
+    pub(in crate::rdm) fn calls(&self) -> usize {
         self.calls.0.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Entry, Side};
     use super::*;
     use crate::errno::FiErrno;
     use crate::flags::Flags;
-    use crate::rdm::completions::{Entry, Side};
 
     #[test]
     fn a_call_has_one_entry_behind_its_last_operation() {
