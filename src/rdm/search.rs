@@ -7,9 +7,8 @@
 )]
 
 use super::keys::StoredKey;
-use super::receives::{Envelope, Owner, Store, Target};
-use super::recv::{Receive, SEARCHES, completion_of};
-use super::shared::State;
+use super::receives::{Envelope, Owner, Store};
+use super::recv::{Receive, SEARCHES};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::matching::{Claim, Message, Want};
@@ -60,9 +59,9 @@ pub(super) struct Found {
     /// The endpoint at which it has arrived.
     pub(super) owner: Owner,
     pub(super) key: StoredKey,
-    tag: u64,
-    len: u64,
-    envelope: Option<Envelope>,
+    pub(super) tag: u64,
+    pub(super) len: u64,
+    pub(super) envelope: Option<Envelope>,
 }
 
 impl Store {
@@ -106,62 +105,5 @@ impl Store {
             len: message.len,
             envelope: stored.map(|stored| stored.envelope),
         }
-    }
-}
-
-impl State {
-    /// Reports what a search has found; `None`: nothing.
-    ///
-    /// # Errors
-    /// `EINVAL`: the claim is of no message.
-    pub(super) fn conclude_search(
-        &mut self,
-        search: Search,
-        want: &Want,
-        receive: Receive,
-        found: Option<Found>,
-    ) -> Result<()> {
-        let io = &mut self.io;
-        let mut completion = completion_of(&receive);
-        let Some(found) = found else {
-            if search.is_of_claim() {
-                return Err(FiErrno::EINVAL);
-            }
-            completion.tag = want.tag;
-            io.completions.not_found(completion);
-            return Ok(());
-        };
-        completion.tag = found.tag;
-        match search {
-            Search::Redeem => {
-                let target = Target {
-                    receive,
-                    multi: None,
-                    // a claimed message has no other
-                    posting: None,
-                };
-                io.deliver_stored(found.key, target);
-                return Ok(());
-            }
-            Search::DiscardClaimed => {
-                io.discard_stored(found.key);
-                let wanted = receive.wanted || io.rx.reports_all();
-                io.completions.done(completion, None, wanted);
-                return Ok(());
-            }
-            Search::Peek | Search::Claim | Search::Discard => {}
-        }
-        // a message is in memory
-        completion.len = found.len as usize;
-        if let Some(data) = found.envelope.and_then(|envelope| envelope.data) {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
-        if search == Search::Discard {
-            io.discard_stored(found.key);
-        }
-        let peer = found.envelope.map(|envelope| envelope.peer);
-        io.completions.peeked(completion, peer);
-        Ok(())
     }
 }

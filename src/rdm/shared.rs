@@ -8,6 +8,7 @@ mod driven;
 mod end;
 mod entries;
 mod failure;
+mod search;
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
