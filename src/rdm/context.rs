@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::completions::Side;
-use super::endpoint::MIN_MULTI_RECV;
+use super::config::MIN_MULTI_RECV;
 use super::keys::StoredKey;
 use super::limits::Limits;
 use super::number_map::NumberMap;

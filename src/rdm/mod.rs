@@ -40,6 +40,7 @@
 //! as they are.
 
 mod completions;
+mod config;
 mod context;
 mod core;
 mod counts;
@@ -76,8 +77,9 @@ pub use self::core::recover::Unposted;
 pub use self::core::{Config, Core, Failure, Io, Origin, Post, Random, SendOp};
 pub use crate::initiator::{LocalIov, RemoteIov};
 pub use atomic_ops;
+pub use config::EndpointConfig;
 pub use context::{SharedRx, SharedRxConfig};
-pub use endpoint::{AtomicCall, Endpoint, EndpointConfig, MAX_ATOMIC_SIZE, max_atomic_count};
+pub use endpoint::{AtomicCall, Endpoint, MAX_ATOMIC_SIZE, max_atomic_count};
 pub use limits::Limits;
 pub use process_end::linger_all;
 pub use recv::Directed;

@@ -19,12 +19,12 @@ use biased_lock::MutexGuard;
 use forks::PerProcess;
 use parking_lot::Mutex;
 
+use super::config::EndpointConfig;
 use super::context::SharedRx;
 use super::core::link::LinkKey;
 use super::core::peer::PeerKey;
 use super::core::{Core, Failure};
 use super::cq_source::CqSource;
-use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
 use super::iov::MAX_IOV;
 use super::listening::Listening;
