@@ -607,7 +607,6 @@ impl Endpoint {
             Registrations {
                 sources: SourceKeys::new(domain.mr(), shared.pd()),
                 pulls: Pulls::new(domain.mr(), shared.pd()),
-                mr: Arc::clone(domain.mr()),
             },
             Completions::new(&shared.counters),
             rx,
@@ -623,7 +622,8 @@ impl Endpoint {
             io.xrc = Some(Box::new(Xrc::new(node, srq, (id, tag))));
         }
         let core = Core::new(shared.core_config(id, (address, further), tag));
-        Ok(State::new(core, io, vector, listening.scope()))
+        io.vector = vector.map(|vector| (vector, listening.scope()));
+        Ok(State::new(core, io))
     }
 
     /// Makes the endpoint a source of its completion queues.

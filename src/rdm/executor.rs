@@ -137,7 +137,6 @@ pub(super) struct Executor {
     pub(super) step_time: u64,
     /// Of an endpoint that is being closed: registrations of receives that are to be ended.
     sinks: Vec<close::ClosingSink>,
-    mr: Arc<MrDomain>,
     pub(super) rma: Rma,
     /// Messages and atomics to the endpoint itself that wait for earlier operations
     /// (`own_rma.rs`), in order.
@@ -221,13 +220,11 @@ pub(super) struct Accepts {
     pub(super) atomics: Access,
 }
 
-/// The domain's regions, and the registrations of the application's buffers that are made for
-/// messages.
+/// The registrations of the application's buffers that are made for messages.
 #[derive(Debug)]
 pub(super) struct Registrations {
     pub(super) sources: SourceKeys,
     pub(super) pulls: Pulls,
-    pub(super) mr: Arc<MrDomain>,
 }
 
 /// Sizes of an executor's queues, how it posts RMA, and what it accepts.
@@ -289,8 +286,8 @@ impl Executor {
         rx: Receives,
         sizes: Sizes,
     ) -> Self {
-        let Registrations { sources, pulls, mr } = registrations;
-        let not_executed = mr.device().backend().not_executed;
+        let Registrations { sources, pulls } = registrations;
+        let not_executed = objects.mr.device().backend().not_executed;
         let answer = not_executed.map_or(REFUSAL_WAIT, |_| Duration::ZERO);
         Self {
             shared: Weak::clone(shared),
@@ -320,7 +317,6 @@ impl Executor {
             withdrawing: Vec::new(),
             step_time: 0,
             sinks: Vec::new(),
-            mr,
             rma: Rma::new(),
             own_sends: VecDeque::new(),
             own_busy: Vec::new(),

@@ -29,7 +29,7 @@ use super::executor::{Executor, Todo};
 use super::iov::MAX_IOV;
 use super::listening::Listening;
 use super::rings::Pace;
-use super::vector::{AddressVector, VectorUser};
+use super::vector::VectorUser;
 use crate::av::FiAddr;
 use crate::conn::{ConnectRequest, Driver, Tuning, Turn};
 use crate::domain::Domain;
@@ -74,14 +74,11 @@ static ALL: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::new(Ve
 pub(super) struct State {
     pub(super) core: Core<Executor>,
     pub(super) io: Executor,
-    vector: Option<Arc<AddressVector>>,
     /// Peers by `fi_addr_t`, as they were found in the address vector.
     peers: Vec<Option<PeerKey>>,
     /// Addresses of peers for `fi_cq_readfrom`, by the peer's place, each with the sum of the
     /// generation of the address vector and the count of [`Core::names`] at which it was found.
     source_addresses: Vec<(u64, u64)>,
-    /// The scope of link-local addresses of peers.
-    scope: u32,
     /// Number of calls of the application that have made progress; wraps.
     pub(super) progress_calls: u32,
     /// The same when the driver was called last.
@@ -673,20 +670,12 @@ impl Shared {
 }
 
 impl State {
-    pub(super) fn new(
-        core: Core<Executor>,
-        mut io: Executor,
-        vector: Option<Arc<AddressVector>>,
-        scope: u32,
-    ) -> Self {
-        io.vector = vector.clone().map(|vector| (vector, scope));
+    pub(super) fn new(core: Core<Executor>, io: Executor) -> Self {
         let mut this = Self {
             core,
             io,
-            vector,
             peers: Vec::new(),
             source_addresses: Vec::new(),
-            scope,
             progress_calls: 0,
             progress_calls_seen: 0,
             polled_at: 0,
@@ -935,7 +924,7 @@ impl State {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        let vector = self.vector.as_ref().ok_or(FiErrno::EINVAL)?;
+        let (vector, _) = self.io.vector.as_ref().ok_or(FiErrno::EINVAL)?;
         let address = vector.lookup(addr)?;
         let listener = Listener::new(address.ip(), address.port()).ok_or(FiErrno::EINVAL)?;
         let peer = self.core.peer_at(listener)?;

@@ -205,7 +205,7 @@ impl Executor {
                 let keys = PeerKeys::new(sq.link().clone(), peer, block.connection_block());
                 (peer, keys)
             });
-            let mut initiator = Initiator::new(sq, &self.mr, &lengths, &config)?;
+            let mut initiator = Initiator::new(sq, &self.objects.mr, &lengths, &config)?;
             if let Some((peer, keys)) = introduction {
                 initiator.introduce(&peer, keys);
             }

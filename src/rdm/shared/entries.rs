@@ -15,7 +15,7 @@ use crate::wire::rdm::Credit;
 impl State {
     /// The `fi_addr_t` of a peer.
     fn source_of(&mut self, peer: PeerKey) -> u64 {
-        let Some(vector) = &self.vector else {
+        let Some((vector, scope)) = &self.io.vector else {
             return Completion::NO_ADDR;
         };
         // the generation and the count only grow, so each change of either one changes the sum
@@ -27,7 +27,7 @@ impl State {
             return *addr;
         }
         // a link-local address may have been inserted without its scope
-        let both = |addr| [scoped(addr, self.scope), addr];
+        let both = |addr| [scoped(addr, *scope), addr];
         let first = self.core.source_address(peer);
         let found = first.and_then(|first| vector.source(&both(first)));
         let found = found.or_else(|| {
