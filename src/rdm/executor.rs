@@ -133,8 +133,8 @@ pub(super) struct Executor {
     pub(super) steps: Vec<Step>,
     /// Steps that are executed again by the next call of the driver, with their times.
     pub(super) withdrawing: Vec<(u64, Step)>,
-    /// The time of [`Self::steps`]: the number of calls of the driver that have taken steps.
-    pub(super) step_time: u64,
+    /// Number of calls of the driver that have taken steps, which is the time of [`Self::steps`].
+    pub(super) step_calls: u64,
     /// Of an endpoint that is being closed: registrations of receives that are to be ended.
     sinks: Vec<close::ClosingSink>,
     pub(super) rma: Rma,
@@ -315,7 +315,7 @@ impl Executor {
             todo: VecDeque::new(),
             steps: Vec::new(),
             withdrawing: Vec::new(),
-            step_time: 0,
+            step_calls: 0,
             sinks: Vec::new(),
             rma: Rma::new(),
             own_sends: VecDeque::new(),
@@ -341,8 +341,8 @@ impl Executor {
 
     /// The new steps and those that are left, with their times.
     pub(super) fn take_steps(&mut self) -> Vec<(u64, Step)> {
-        let time = self.step_time;
-        self.step_time += 1;
+        let time = self.step_calls;
+        self.step_calls += 1;
         let new = self.steps.drain(..).map(|step| (time, step));
         new.chain(self.withdrawing.drain(..)).collect()
     }

@@ -31,7 +31,7 @@
 //!   their slot is given back as usual: the operation has failed ([`Io::fail_peer`]) or was
 //!   cancelled, and the peer could not know. So the name of an operation has to contain a
 //!   generation. An RTS or ATOMIC always begins something new. A packet whose content is impossible
-//!   (DATA beyond the message, an operator that does not exist) is a violation: [`Core::refused`].
+//!   (DATA beyond the message, an operator that does not exist) is a violation: [`Core::content_violated`].
 //! - [`Io::fail_peer`] ends the session at both sides: the caller drops the stored RTS of the peer
 //!   and stops READs of matched ones before it returns to the application.
 //!

@@ -607,7 +607,7 @@ impl Shared {
     }
 
     /// The queue pair of a link can send. Returns the queue pair.
-    pub(super) fn connected(&self, link: LinkKey) -> Option<Arc<Qp>> {
+    pub(super) fn mark_connected(&self, link: LinkKey) -> Option<Arc<Qp>> {
         let mut guard = self.lock();
         let record = guard.as_mut()?.io.links.get_mut(link)?;
         record.connected = true;
@@ -731,7 +731,7 @@ impl State {
                     io.refused(send.op);
                 }
             }
-            Todo::Push(origin, send) => {
+            Todo::AnswerWithCredit(origin, send) => {
                 if !core.is_current(origin) || core.send(origin.peer, send, io).is_err() {
                     io.refused(send.op);
                 }
@@ -760,7 +760,7 @@ impl State {
                     io.pull(peer, link);
                 }
             }
-            Todo::Refused(link) => core.refused(link, io),
+            Todo::Violated(link) => core.content_violated(link, io),
             Todo::Dropped(origin) => core.dropped(origin, io),
             Todo::Room(link) => core.has_room(link, io),
             Todo::NoMemory(link) => core.no_memory(link, io),

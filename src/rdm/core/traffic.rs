@@ -368,7 +368,7 @@ impl<I: Io> Core<I> {
     /// A packet that was delivered violates the protocol in what the core does not examine. The
     /// caller has handled it otherwise. Packets with the name of an operation that does not exist
     /// are no violation: see the head of [`crate::rdm`].
-    pub fn refused(&mut self, link: LinkKey, io: &mut I) {
+    pub fn content_violated(&mut self, link: LinkKey, io: &mut I) {
         self.violation(link, io);
         self.advance_changed(io);
     }

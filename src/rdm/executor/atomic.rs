@@ -73,7 +73,7 @@ impl Executor {
         let arithmetic = arithmetic(atomic);
         if arithmetic.is_some_and(|it| !is_complete(atomic, it, operands.len as usize)) {
             self.todo.push_back(Todo::GiveBack(origin, CREDIT));
-            return self.todo.extend(self.arriving.map(Todo::Refused));
+            return self.todo.extend(self.arriving.map(Todo::Violated));
         }
         // the memory of the answer comes first: an operation that is executed has its answer
         let answer = if atomic.fetches {
@@ -216,7 +216,7 @@ impl Executor {
         }
         let expected = if status == 0 { op.iov.len() } else { 0 };
         if values.len as usize != expected {
-            return self.todo.extend(self.arriving.map(Todo::Refused));
+            return self.todo.extend(self.arriving.map(Todo::Violated));
         }
         let to = op.iov;
         let mut bytes = [0; BYTES];

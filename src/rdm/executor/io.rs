@@ -352,7 +352,7 @@ impl Io for Executor {
                 let key = TxKey::from_number(op.get());
                 self.result(origin, key, *status, (&slot, *values));
             }
-            _ => self.todo.extend(self.arriving.map(Todo::Refused)),
+            _ => self.todo.extend(self.arriving.map(Todo::Violated)),
         }
         self.free(slot);
         credit

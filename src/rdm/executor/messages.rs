@@ -379,7 +379,7 @@ impl Executor {
             self.todo.push_back(Todo::Answer(origin, key));
         } else {
             self.answer_ended(kind);
-            self.todo.extend(self.arriving.map(Todo::Refused));
+            self.todo.extend(self.arriving.map(Todo::Violated));
         }
     }
 
@@ -459,7 +459,7 @@ impl Executor {
         };
         let left = arrival.envelope.len - arrival.prefix;
         if !arrival.asked || offset != arrival.prefix || len as u64 > left {
-            return self.todo.extend(self.arriving.map(Todo::Refused));
+            return self.todo.extend(self.arriving.map(Todo::Violated));
         }
         let to = &arrival.target.receive.iov;
         // SAFETY: the application keeps the buffers until the receive completes; the decoder has

@@ -346,9 +346,10 @@ impl Executor {
                     uses: Uses::Part(PART),
                     ack: false,
                 };
-                self.todo.push_back(Todo::Push(asked.origin, send));
+                self.todo
+                    .push_back(Todo::AnswerWithCredit(asked.origin, send));
             }
-            None => self.todo.push_back(Todo::Refused(asked.link)),
+            None => self.todo.push_back(Todo::Violated(asked.link)),
         }
     }
 

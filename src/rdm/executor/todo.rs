@@ -15,7 +15,7 @@ pub(in crate::rdm) enum Todo {
     Send(PeerKey, SendOp<TxKey>),
     Answer(Origin, TxKey),
     /// An answer that uses credit.
-    Push(Origin, SendOp<TxKey>),
+    AnswerWithCredit(Origin, SendOp<TxKey>),
     /// A message arrives by READs or in parts, if its session still exists.
     Begin(Origin, ArrivalKey),
     /// A message can be read or streamed.
@@ -27,7 +27,7 @@ pub(in crate::rdm) enum Todo {
     /// A post to the link has failed.
     Broken(LinkKey),
     /// The content of a delivered packet violates the protocol.
-    Refused(LinkKey),
+    Violated(LinkKey),
     /// A message of the session could not be stored.
     Dropped(Origin),
     /// There is memory for the packets of a link again.

@@ -136,7 +136,7 @@ impl LinkCm {
             tuning.set_traffic_class(&id);
             tuning.set_ack_timeout(&id);
             // the peer's first packet may arrive before the call returns
-            let qp = shared.connected(self.link).ok_or(FiErrno::ECANCELED)?;
+            let qp = shared.mark_connected(self.link).ok_or(FiErrno::ECANCELED)?;
             let block = shared.block_of(self.link);
             (reply.terms.block_addr, reply.terms.block_rkey) = block;
             id.accept(&tuning.conn_param(&reply.encode()))?;
@@ -326,7 +326,7 @@ impl CmTarget for LinkCm {
             CmEventKind::RouteResolved => self.route_resolved(&shared),
             CmEventKind::Established => {
                 if self.request.is_some() {
-                    if let Some(qp) = shared.connected(link) {
+                    if let Some(qp) = shared.mark_connected(link) {
                         let tuning = shared.tuning();
                         tuning.set_rnr_timer(&qp);
                     }

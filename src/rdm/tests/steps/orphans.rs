@@ -189,7 +189,7 @@ fn attach_at_the_end_of_a_session_shows_the_target_that_fails() {
             it.attach(own);
         }
         // the peer violates the protocol, for the last time that a session permits
-        it.core.refused(own, &mut it.acts);
+        it.core.content_violated(own, &mut it.acts);
         it.core.fail(it.peer, FiErrno::ECONNABORTED, &mut it.acts);
         assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
         if !attached {

@@ -362,7 +362,7 @@ fn packets_that_are_refused_again_and_again_end_the_session() {
     for strike in 0..=16 {
         assert!(it.acts.failed.is_empty(), "after {strike}");
         it.core.hold(it.peer, &mut it.acts);
-        it.core.refused(link, &mut it.acts);
+        it.core.content_violated(link, &mut it.acts);
         it.core.ended(link, &mut it.acts);
         if strike < 16 {
             link = it.reply_with(1);
