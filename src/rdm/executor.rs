@@ -102,7 +102,7 @@ pub(super) struct Objects {
 pub(super) struct Executor {
     shared: Weak<Shared>,
     pub(super) links: Links,
-    /// What an endpoint on XRC has besides.
+    /// Circuits and targets; `None` on RC.
     pub(super) xrc: Option<Box<Xrc>>,
     pub(super) objects: Objects,
     pub(super) memory: PacketMemory,

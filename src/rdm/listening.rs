@@ -1,7 +1,7 @@
 //! The addresses of an endpoint: where it listens, and from where it dials.
 //!
 //! An endpoint without a specific source address listens at each address of its device, at one port
-//! for all. The first address is its name; HELLO tells peers the others.
+//! for all. The first address is its name; HELLO has the others.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -282,7 +282,7 @@ impl Operation {
         }
     }
 
-    /// Whether it is a message that the receiver was told of, and that it reads or asks for.
+    /// Whether it is a message that was announced to the receiver, which reads it or asks for it.
     #[inline]
     pub(super) fn is_announced(&self) -> bool {
         matches!(self.kind, Kind::Message) && self.form == Form::Rts

@@ -58,7 +58,7 @@ fn within(time: Duration, wait: impl FnOnce(&dyn Fn()) + Clone + Send + 'static)
             wait(&|| {
                 counter.fetch_add(1, Ordering::Relaxed);
             });
-            // also by a panic, the receiver is told
+            // the receiver is notified, also of a panic
             drop(ended);
         });
     if waits.is_err() {

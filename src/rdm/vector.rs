@@ -55,7 +55,7 @@ impl AddressVector {
     }
 
     /// Inserts addresses in their order, and calls `each` with the position and the result of each
-    /// one, as [`Av::insert_all`]. Then tells the users, if any was inserted. Returns the number
+    /// one, as [`Av::insert_all`]. Then notifies the users, if any was inserted. Returns the number
     /// that were inserted. The vector's lock is held while `addrs` and `each` are called, which
     /// must not use the vector, nor block.
     pub fn insert_all(
@@ -83,7 +83,7 @@ impl AddressVector {
         users.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Removes an address, and then tells the users. Until all have been told, no other address
+    /// Removes an address, and then notifies the users. Until all are notified, no other address
     /// gets this `fi_addr_t`: posts to it would go to the peer that was removed.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl AddressVector {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Adds a user, which later removals are told to.
+    /// Adds a user, which is notified of later removals and insertions.
     pub fn attach(&self, user: Weak<dyn VectorUser>) {
         let mut users = self.users.lock();
         users.retain(|user| user.strong_count() != 0);

@@ -18,7 +18,7 @@ pub(in crate::rdm) const BACKOFF: (u32, u32) = (1_000_000, 250_000_000);
 /// How long the acceptor of a broken link waits for a request, in ns.
 pub(super) const ACCEPTOR_WAIT: u64 = 20 * MS;
 /// How long the answer to a request for a link on a circuit is awaited. Its dialler owns nothing
-/// that could tell the acceptor that it has given the request up.
+/// by which it could notify the acceptor that it has given the request up.
 pub(in crate::rdm) const LINK_REPLY_WAIT: u64 = 3_000 * MS;
 /// Longest time that ATTACH takes, in ns; then the dialler ends the link.
 pub(in crate::rdm) const ATTACH: u64 = 5_000 * MS;

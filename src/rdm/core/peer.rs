@@ -201,7 +201,7 @@ pub(in crate::rdm) struct Peer {
     pub(super) outbound: Outbound,
     /// The largest payload of EAGER that the peer takes.
     pub(super) eager: u32,
-    /// No packet has told the peer that its newest grant was received.
+    /// No packet has confirmed to the peer that its newest grant was received.
     pub(super) confirm: bool,
     /// The newest grant asks for unused credit.
     pub(super) recalled: bool,
@@ -220,7 +220,7 @@ pub(in crate::rdm) struct Peer {
     pub(super) stated: Option<LinkKey>,
     /// The newest grant may be lost.
     pub(super) restate: bool,
-    /// No packet has told the peer that its last packet with ACK was processed.
+    /// No packet has confirmed to the peer that its last packet with ACK was processed.
     pub(super) owes_ack: bool,
     /// Unused credit is to be asked for.
     pub(super) recall: bool,

@@ -367,7 +367,7 @@ impl<I: Io> Core<I> {
 
     /// A packet that was delivered violates the protocol in what the core does not examine. The
     /// caller has handled it otherwise. Packets with the name of an operation that does not exist
-    /// are no violation: see the head of [`crate::rdm`].
+    /// are no violation: see the head of [`crate::rdm::core`].
     pub fn content_violated(&mut self, link: LinkKey, io: &mut I) {
         self.violation(link, io);
         self.advance_changed(io);
@@ -565,7 +565,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Credit of delivered packets: blocks of matched messages, slots that were posted again. The
-    /// peer is told by the next [`Self::flush`]. Those of a session that has ended return to the
+    /// next [`Self::flush`] notifies the peer. Those of a session that has ended return to the
     /// share of the peer.
     #[inline]
     pub fn give_back(&mut self, from: Origin, credit: Credit) {

@@ -121,7 +121,7 @@ impl Executor {
     }
 
     /// A link request has no answer. One that asked for the node alone is followed by a request for
-    /// a circuit, which tells an endpoint on RC from an address without a process.
+    /// a circuit, whose answer distinguishes an endpoint on RC from an address without a process.
     pub(in crate::rdm) fn exchange_failed(
         &mut self,
         core: &mut Core<Self>,

@@ -85,9 +85,10 @@ pub(in crate::rdm) struct CircuitQueue {
     pub(in crate::rdm) second_at: Instant,
     /// How long the next one is awaited.
     pub(in crate::rdm) pause: Duration,
-    /// A request has completed, so the target is connected; [`Xrc::proven`] has returned it.
+    /// A request has completed, so the target is connected.
     pub(in crate::rdm) proven: bool,
-    pub(in crate::rdm) told: bool,
+    /// [`Xrc::proven`](super::ports::Xrc::proven) has returned the connection.
+    pub(in crate::rdm) reported: bool,
     /// The driver watches the progress of requests.
     pub(in crate::rdm) watched: bool,
     /// What the driver saw at its last look, and since when it has seen the same.
@@ -113,7 +114,7 @@ impl CircuitQueue {
             second_at: now + SECOND,
             pause: SECOND * 2,
             proven: false,
-            told: false,
+            reported: false,
             watched: false,
             stands: None,
         }

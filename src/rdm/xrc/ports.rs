@@ -303,7 +303,7 @@ impl Xrc {
     /// The connections of circuits whose targets are connected, each once.
     pub(in crate::rdm) fn proven(&mut self) -> impl Iterator<Item = Arc<InitiatorCm>> + '_ {
         self.queues.iter_mut().flatten().filter_map(|queue| {
-            let first = queue.proven && !std::mem::replace(&mut queue.told, queue.proven);
+            let first = queue.proven && !std::mem::replace(&mut queue.reported, queue.proven);
             first.then(|| Arc::clone(&queue.cm))
         })
     }
