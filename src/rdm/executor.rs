@@ -58,16 +58,19 @@ use crate::conn::REFUSAL_WAIT;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::mr::{Access, MrDomain, SourceKeys};
-use crate::rdm::link::cm::{Ended, LinkCm, Step};
+use crate::rdm::link::cm::{Ended, LinkCm};
 use crate::rdm::link::ending::Polled;
 use crate::rdm::link::links::{LinkRecord, Links, Posted};
+use crate::rdm::link::owner::LinkOwner;
+use crate::rdm::link::port::Port;
 use crate::rdm::link::send_queue::Sent;
 use crate::rdm::link::wr_id::WrId;
 use crate::rdm::long::paces::Paces;
 use crate::rdm::long::pulls::Pulls;
 use crate::rdm::long::streams::Streams;
+use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::XrcStep;
-use crate::rdm::xrc::ports::{Port, Xrc};
+use crate::rdm::xrc::ports::Xrc;
 use crate::verbs::{Cq, Lkey, NextSlot, Pd, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Header, Packet};
@@ -337,6 +340,12 @@ impl Executor {
             #[cfg(test)]
             tests: TestHooks::default(),
         }
+    }
+
+    /// The endpoint, as its links use it.
+    fn owner(&self) -> Weak<dyn LinkOwner> {
+        let owner: Weak<Shared> = Weak::clone(&self.shared);
+        owner
     }
 
     /// The new steps and those that are left, with their times.

@@ -35,6 +35,7 @@ mod rma;
 mod search;
 mod shared;
 mod slab;
+mod step;
 #[cfg(test)]
 mod tests;
 mod vector;

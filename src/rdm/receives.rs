@@ -637,7 +637,7 @@ pub(super) struct Receives {
     home: Home,
     pub(super) arrivals: Arriving,
     /// Number of receives that have failed, and to whose buffers a peer still writes: they are
-    /// reported later ([`Step::EndSink`](super::link::cm::Step)).
+    /// reported later ([`Step::EndSink`](super::step::Step)).
     pub(super) failing: usize,
     spares: Spares,
 }

@@ -3,12 +3,14 @@
 //!
 //! In one file: the steps of `Todo` are executed only here, under the lock that this file defines.
 
+mod circuit_steps;
 mod circuits;
 mod driven;
 mod end;
 mod entries;
 mod failure;
 mod search;
+mod steps;
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -502,7 +504,7 @@ impl Shared {
         }
         let directory = self.domain.mr().directory(&self.pd)?;
         let block = directory.block(self.event_cell(&directory)?)?;
-        Ok(Some(LinkBlock::new(&self.this, link, qp, block)))
+        Ok(Some(LinkBlock::new(self.weak(), link, qp, block)))
     }
 
     /// Adds the last operations of the peers, whose links have ended, to the counters, which keep

@@ -10,7 +10,7 @@ use super::{Executor, Todo};
 use crate::log::info_log;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
-use crate::rdm::link::cm::Step;
+use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::{Held, XrcStep};
 use crate::rdm::xrc::circuit_queue::{CircuitQueue, Failing, WATCH};
 use crate::rdm::xrc::ports::HeldTarget;

@@ -10,11 +10,13 @@ use crate::rdm::core::connect;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
 use crate::rdm::keys::CircuitKey;
-use crate::rdm::link::cm::Step;
-use crate::rdm::xrc::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
+use crate::rdm::link::port::Port;
+use crate::rdm::link::sidr::LinkSidr;
+use crate::rdm::step::Step;
+use crate::rdm::xrc::circuit_cm::{Held, NoTarget, TargetCm, XrcStep};
 use crate::rdm::xrc::circuit_queue::Failing;
 use crate::rdm::xrc::circuits::Choice;
-use crate::rdm::xrc::ports::{HeldTarget, OfPeer, Port};
+use crate::rdm::xrc::ports::{HeldTarget, OfPeer};
 use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{
@@ -70,6 +72,7 @@ impl Executor {
         };
         let (node, srq) = (xrc.node, xrc.srq);
         let ended = circuit.and_then(|circuit| xrc.circuits.ended_before(circuit.node));
+        let owner = self.owner();
         let Some(port) = self
             .links
             .get_mut(link)
@@ -92,7 +95,7 @@ impl Executor {
         if let Some(xrc) = &mut self.xrc {
             xrc.counts.link_requests += 1;
         }
-        let sidr = LinkSidr::new(&self.shared, link, &request);
+        let sidr = LinkSidr::new(owner, link, &request);
         let limit = Instant::now() + LINK_REPLY_WAIT;
         let former = port.exchange.replace((Arc::clone(&sidr), limit));
         let to = port.address.socket_addr();

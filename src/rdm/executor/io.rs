@@ -13,12 +13,13 @@ use crate::rdm::core::recover::Unposted;
 use crate::rdm::core::{Io, Origin, Post};
 use crate::rdm::keys::TxKey;
 use crate::rdm::link::block::LinkBlock;
-use crate::rdm::link::cm::{LinkCm, Step};
+use crate::rdm::link::cm::LinkCm;
 use crate::rdm::link::links::LinkRecord;
 use crate::rdm::long::streams::Asked;
 use crate::rdm::operations::{Atomic, Kind, Operation};
 use crate::rdm::receives::{AtSender, Envelope, Payload};
 use crate::rdm::rma::RmaOp;
+use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::{Held, XrcStep};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::RTS_CREDIT;
@@ -42,7 +43,7 @@ impl Io for Executor {
         if self.xrc.is_some() {
             return self.dial_on_circuit(link, to, request);
         }
-        let cm = LinkCm::new(&self.shared, link, Some(request.encode()));
+        let cm = LinkCm::new(self.owner(), link, Some(request.encode()));
         self.add_link(link, Some(&cm), None);
         self.steps.push(Step::Dial(cm, to.socket_addr()));
     }
@@ -119,7 +120,7 @@ impl Io for Executor {
                 return self.accept_on_circuit(link, held, (&request, peer), reply);
             }
         };
-        let cm = LinkCm::new(&self.shared, link, None);
+        let cm = LinkCm::new(self.owner(), link, None);
         self.add_link(link, Some(&cm), None);
         self.steps.push(Step::Accept(cm, held, *reply));
     }

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Weak};
 
 use super::initiator_sq::{InitiatorLink, LinkSq};
+use super::owner::LinkOwner;
 use super::poster::{DirectoryLink, LinkPoster};
 use crate::conn::RevocationNotifier;
 use crate::mr::{ConnectionBlock, Peer};
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::shared::Shared;
 use crate::verbs::{Qp, RemoteAddr, Rkey};
 use crate::wire::records::Block;
 
@@ -23,12 +23,12 @@ impl LinkBlock {
     /// Adds the link to the key directory, before the address of the block is sent. No lock is held
     /// that is after the directory's. `qp`: that of the link, which has none on a circuit.
     pub(in crate::rdm) fn new(
-        shared: &Weak<Shared>,
+        owner: Weak<dyn LinkOwner>,
         key: LinkKey,
         qp: Option<&Arc<Qp>>,
         block: ConnectionBlock,
     ) -> Self {
-        let poster = Arc::new(LinkPoster::new(shared, key, qp));
+        let poster = Arc::new(LinkPoster::new(owner, key, qp));
         let block = Arc::new(block);
         let link = DirectoryLink(Arc::clone(&poster));
         let notifier = Arc::new(RevocationNotifier::new(link, &block));

@@ -10,8 +10,8 @@ use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
 use crate::errno::FiErrno;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::cq_source::CqSource;
-use crate::rdm::link::cm::Step;
 use crate::rdm::link::parked_ids::is_port_down;
+use crate::rdm::step::Step;
 use crate::verbs::CmId;
 use crate::{
     Token,

@@ -19,8 +19,8 @@ use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::executor::Executor;
-use crate::rdm::link::cm::Step;
 use crate::rdm::receives::AtSender;
+use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::XrcStep;
 use crate::verbs::{RemoteAddr, Rkey};
 

@@ -24,7 +24,7 @@ use crate::rdm::iov::Iov;
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::outlet::CIRCUIT_RMA;
 use crate::rdm::rma::{Request, RmaOp};
-use crate::rdm::shared::State;
+use crate::rdm::shared::{Shared, State};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::{AsyncEvent, AsyncListener as _, Qp, SendOpcode};
 use crate::wire::rdm::Listener;
@@ -786,7 +786,7 @@ fn a_link_without_terms_has_not_ended() {
     let directory = domain.mr().directory(domain.pd()).unwrap();
     let link = || {
         let block = directory.block(None).unwrap();
-        LinkBlock::new(&Weak::new(), LinkKey::from_number(1), None, block)
+        LinkBlock::new(Weak::<Shared>::new(), LinkKey::from_number(1), None, block)
     };
     let (severed, ended) = (link(), link());
     assert!(severed.notifier().look().up && ended.notifier().look().up);

@@ -1,11 +1,9 @@
-//! The connections of circuits, and the exchanges by which links are dialled: the steps of the
-//! connection manager, which the domain's driver thread executes, and its events. No step holds
-//! the endpoint's lock. `docs/protocol-xrc.md`, "Circuits" and "Links".
+//! The connections of circuits: the steps of the connection manager, which the domain's driver
+//! thread executes, and its events. No step holds the endpoint's lock. `docs/protocol-xrc.md`,
+//! "Circuits" and "Links".
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
-
-use parking_lot::Mutex;
 
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
@@ -15,13 +13,12 @@ use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::keys::CircuitKey;
 use crate::rdm::link::block::LinkBlock;
-use crate::rdm::link::cm::Ended;
+use crate::rdm::link::cm::{Ended, Id};
 use crate::rdm::link::initiator_sq::LinkSq;
+use crate::rdm::link::sidr::LinkSidr;
 use crate::rdm::shared::Shared;
-use crate::verbs::{
-    AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Srq, Target,
-};
-use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LINK_REQUEST_SIZE, LinkRequest};
+use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, Qp, QpNumber, Srq, Target};
+use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LinkRequest};
 
 /// A request that waits for its answer.
 #[derive(Debug)]
@@ -75,28 +72,6 @@ pub(in crate::rdm) enum XrcStep {
     Look,
     /// Request the event of a receive queue with fewer receives than this.
     Arm(Arc<Srq>, u32),
-}
-
-/// An identifier that the first step creates.
-#[derive(Debug, Default)]
-struct Id(Mutex<Option<Arc<CmId>>>);
-
-impl Id {
-    fn get(&self) -> Result<Arc<CmId>> {
-        self.0.lock().clone().ok_or(FiErrno::EOPBADSTATE)
-    }
-
-    fn set(&self, id: &Arc<CmId>) {
-        *self.0.lock() = Some(Arc::clone(id));
-    }
-
-    /// Destroys the identifier. Not under the endpoint's lock, nor the dispatcher's.
-    fn end(&self, shared: &Shared) {
-        let id = self.0.lock().take();
-        if let Some(id) = id {
-            shared.driver().dispatcher().registry().remove(id.object());
-        }
-    }
 }
 
 /// The connection of a circuit, at its initiator.
@@ -354,95 +329,6 @@ impl AsyncListener for TargetCm {
     }
 }
 
-/// The exchange by which a link is dialled.
-pub(in crate::rdm) struct LinkSidr {
-    this: Weak<Self>,
-    shared: Weak<Shared>,
-    link: LinkKey,
-    request: [u8; LINK_REQUEST_SIZE],
-    id: Id,
-}
-
-impl std::fmt::Debug for LinkSidr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LinkSidr({:?})", self.link)
-    }
-}
-
-impl LinkSidr {
-    pub(in crate::rdm) fn new(
-        shared: &Weak<Shared>,
-        link: LinkKey,
-        request: &LinkRequest,
-    ) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
-            this: Weak::clone(this),
-            shared: Weak::clone(shared),
-            link,
-            request: request.encode(),
-            id: Id::default(),
-        })
-    }
-
-    fn dial(&self, shared: &Shared, to: SocketAddr) -> Result<()> {
-        let id = {
-            let mut registry = shared.driver().dispatcher().registry();
-            let id = Arc::new(registry.channel(shared.domain.device())?.create_sidr_id()?);
-            let target: Weak<Self> = Weak::clone(&self.this);
-            registry.insert(id.object(), target);
-            id
-        };
-        self.id.set(&id);
-        let (from, to) = shared.path(to);
-        id.resolve_addr(from, to)
-    }
-
-    fn failed(&self, shared: &Shared, failure: Failure) {
-        shared.apply_event(|core, io| {
-            if io.is_exchange(self.link, self) {
-                io.exchange_failed(core, self.link, failure);
-            }
-        });
-    }
-}
-
-impl CmTarget for LinkSidr {
-    fn cm_event(&self, event: CmEvent) {
-        let Some(shared) = self.shared.upgrade() else {
-            return;
-        };
-        let step = match event.kind {
-            CmEventKind::AddrResolved => self.id.get().and_then(|id| id.resolve_route()),
-            CmEventKind::RouteResolved => {
-                let id = self.id.get();
-                id.and_then(|id| id.request_service(&self.request))
-            }
-            CmEventKind::Established => {
-                let answer = event.private_data.bytes();
-                shared.apply_event(|core, io| {
-                    if io.is_exchange(self.link, self) {
-                        io.answered(core, self.link, answer);
-                    }
-                });
-                Ok(())
-            }
-            CmEventKind::Unreachable | CmEventKind::Rejected => {
-                let failure = match event.is_no_service() {
-                    true => Failure::Refused,
-                    false => Failure::Silent,
-                };
-                self.failed(&shared, failure);
-                Ok(())
-            }
-            _ => Ok(()),
-        };
-        if let Err(error) = step {
-            info_log!(EpCtrl, "{:?} could not be dialled: {error}", self.link);
-            self.failed(&shared, Failure::Silent);
-        }
-    }
-}
-
 impl XrcStep {
     /// Executes the step.
     pub(in crate::rdm) fn execute(self, shared: &Shared) {
@@ -457,7 +343,7 @@ impl XrcStep {
                 let cm = TargetCm::new(&shared.weak());
                 if let Err(error) = cm.accept(shared, held, &request) {
                     info_log!(EpCtrl, "a circuit could not be accepted: {error}");
-                    cm.id.end(shared);
+                    drop(cm.id.take(shared.driver().dispatcher()));
                 }
             }
             Self::DialLink(sidr, to) => {
@@ -483,7 +369,7 @@ impl XrcStep {
                     }
                 }
             }
-            Self::EndExchange(sidr) => sidr.id.end(shared),
+            Self::EndExchange(sidr) => drop(sidr.id.take(shared.driver().dispatcher())),
             Self::FailCircuit(circuit, qp) => {
                 // an error is that of a queue pair that is in this state already
                 let _ = qp.set_error();
@@ -504,13 +390,13 @@ impl XrcStep {
                 let _ = target.set_error();
                 shared.apply_event(|core, io| io.target_failed(core, target.number()));
             }
-            Self::EndCircuitCm(cm) => cm.id.end(shared),
-            Self::EndTargetCm(cm) => cm.id.end(shared),
+            Self::EndCircuitCm(cm) => drop(cm.id.take(shared.driver().dispatcher())),
+            Self::EndTargetCm(cm) => drop(cm.id.take(shared.driver().dispatcher())),
             Self::DestroyCircuit(cm, qp, unfinished) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
-                cm.id.end(shared);
+                drop(cm.id.take(shared.driver().dispatcher()));
                 let unfinished: Vec<_> = unfinished
                     .into_iter()
                     .map(|Unfinished(link, initiator, ended)| {
@@ -536,7 +422,7 @@ impl XrcStep {
                 if let Some(target) = target {
                     shared.domain.device().unlisten(target.object());
                 }
-                cm.id.end(shared);
+                drop(cm.id.take(shared.driver().dispatcher()));
             }
             Self::Look => {}
             Self::Arm(srq, limit) => {

@@ -219,8 +219,10 @@ const RDM_LAYERS: &[&[&str]] = &[
     &["receives"],
     &["completions", "search"],
     &["rma"],
-    // queue pairs and circuits
-    &["link", "xrc"],
+    &["link"],
+    // circuits
+    &["xrc"],
+    &["step"],
     &["executor"],
     &["shared"],
     &["context", "rings"],
@@ -232,11 +234,7 @@ const RDM_LAYERS: &[&[&str]] = &[
 /// Uses against the layers of RDM endpoints. The state of an endpoint is one structure: what it
 /// owns calls it, or has methods on it.
 const RDM_EXCEPTIONS: &[Use] = &[
-    // the record of a link has its port, whose circuits post to the queue pairs of links
-    ("link", "xrc"),
-    ("xrc", "link"),
     // steps and events of the connection manager change the state
-    ("link", "shared"),
     ("xrc", "shared"),
     // for the steps that the executor makes
     ("executor", "shared"),

@@ -1,0 +1,372 @@
+//! The steps of the connection manager for links, which the domain's driver thread executes, and
+//! what follows from the events of links. No step holds the endpoint's lock.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use super::Shared;
+use crate::conn::{CmTarget, ConnectRequest};
+use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
+use crate::mr::Withdrawn;
+use crate::rdm::core::Failure;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::link::block::LinkBlock;
+use crate::rdm::link::cm::LinkCm;
+use crate::rdm::link::owner::LinkOwner;
+use crate::rdm::link::parked_ids::is_port_down;
+use crate::rdm::link::poster::DriverRequest;
+use crate::rdm::link::ring::LinkRing;
+use crate::rdm::link::sidr::LinkSidr;
+use crate::rdm::step::Step;
+use crate::verbs::{AsyncEvent, CmEvent, CmEventKind, CmId, Qp};
+use crate::wire::rdm::cm::VERSION;
+use crate::wire::rdm::{Reason, Rejection, Reply};
+
+impl LinkOwner for Shared {
+    fn link_event(&self, cm: &LinkCm, event: CmEvent) {
+        cm.follow_event(self, event);
+    }
+
+    fn link_async_event(&self, cm: &LinkCm, event: AsyncEvent) {
+        cm.follow_async_event(self, event);
+    }
+
+    fn exchange_event(&self, sidr: &LinkSidr, event: CmEvent) {
+        sidr.follow_event(self, event);
+    }
+
+    fn request_driver(&self, request: DriverRequest) {
+        Self::request_driver(self, request);
+    }
+
+    fn try_poll(&self) {
+        Self::try_poll(self);
+    }
+
+    fn acknowledge(&self, link: LinkKey) {
+        Self::acknowledge(self, link);
+    }
+
+    fn sever_targets(&self, link: LinkKey) {
+        Self::sever_targets(self, link);
+    }
+}
+
+impl LinkCm {
+    fn target(self: &Arc<Self>) -> Weak<dyn CmTarget> {
+        let target: Weak<Self> = Arc::downgrade(self);
+        target
+    }
+
+    /// Creates the identifier and resolves the peer's address.
+    fn dial(self: &Arc<Self>, shared: &Shared, to: SocketAddr) -> Result<()> {
+        let id = {
+            let mut registry = shared.driver().dispatcher().registry();
+            let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
+            registry.insert(id.object(), self.target());
+            id
+        };
+        self.id.set(&id);
+        shared.tuning().set_traffic_class(&id);
+        let (from, to) = shared.path(to);
+        id.resolve_addr(from, to)
+    }
+
+    /// Creates the queue pair on the identifier of a request, and replies.
+    fn accept(
+        self: &Arc<Self>,
+        shared: &Shared,
+        request: ConnectRequest,
+        mut reply: Reply,
+    ) -> Result<()> {
+        let (id, _) = request.take().ok_or(FiErrno::EINVAL)?;
+        let id = Arc::new(id);
+        let mut registry = shared.driver().dispatcher().registry();
+        registry.insert(id.object(), self.target());
+        drop(registry);
+        self.id.set(&id);
+        let tuning = shared.tuning();
+        let accepted = self.create_qp(shared, &id).and_then(|()| {
+            tuning.set_traffic_class(&id);
+            tuning.set_ack_timeout(&id);
+            // the peer's first packet may arrive before the call returns
+            let qp = shared.mark_connected(self.link).ok_or(FiErrno::ECANCELED)?;
+            let block = shared.block_of(self.link);
+            (reply.terms.block_addr, reply.terms.block_rkey) = block;
+            id.accept(&tuning.conn_param(&reply.encode()))?;
+            Ok(qp)
+        });
+        let qp = accepted.inspect_err(|_| {
+            // an error is that of a request which the connection manager has rejected
+            let busy = Rejection {
+                version: VERSION,
+                epoch: Some(reply.epoch),
+                id: reply.id,
+                newest: None,
+                reason: Reason::Busy,
+            };
+            let _ = id.reject(&busy.encode());
+        })?;
+        tuning.set_rnr_timer(&qp);
+        Ok(())
+    }
+
+    fn create_qp(self: &Arc<Self>, shared: &Shared, id: &Arc<CmId>) -> Result<()> {
+        let qp = Arc::new(shared.create_qp(id)?);
+        let mut block = shared.create_block(self.link, Some(&qp))?;
+        let listener: Weak<Self> = Arc::downgrade(self);
+        shared.domain.device().listen(qp.object(), listener);
+        // the peer sends to a ring that exists, whether or not this side reads it
+        let ring = match shared.uses_rings() {
+            true => LinkRing::create(&qp, self.link),
+            false => None,
+        };
+        if shared.set_qp(self.link, &qp, ring, &mut block) {
+            Ok(())
+        } else {
+            // the link was ended meanwhile
+            shared.domain.device().unlisten(qp.object());
+            let block = block.map(LinkBlock::leave);
+            drop(qp);
+            drop(block);
+            Err(FiErrno::ECANCELED)
+        }
+    }
+
+    /// Whether the results of requests are still awaited although the link ends.
+    fn awaits_answers(&self, shared: &Shared) -> bool {
+        // the next request of a peer that has disconnected can arrive before its disconnect request
+        let since = self.disconnected.get_or_init(Instant::now);
+        shared.awaits_answers(self.link, *since)
+    }
+
+    /// The dial has failed without a message of the peer.
+    fn failed(&self, shared: &Shared, failure: Failure) {
+        shared.apply_event(|core, io| {
+            core.dial_failed(self.link, failure, io);
+            io.dial_ended(core, self.link);
+        });
+    }
+}
+
+impl Step {
+    /// Whether the step follows the others of its time.
+    pub(in crate::rdm) fn is_last(&self) -> bool {
+        matches!(self, Self::Withdraw(..) | Self::EndSink(..))
+    }
+
+    /// Whether the step reports an operation of which the peer can read or write the memory until
+    /// its queue pair has ended.
+    fn needs_ends(&self) -> bool {
+        matches!(self, Self::Withdraw(_, Some(_)) | Self::EndSink(..))
+    }
+
+    /// Executes steps, each with its time: that of the call which was the first to have it. Returns
+    /// those that are to be executed again later: a step that waits, and if it ends a link, the
+    /// steps of the same time or later that need the end. Ends that begin later delay no step.
+    #[must_use]
+    pub(in crate::rdm) fn execute_all(
+        mut steps: Vec<(u64, Self)>,
+        shared: &Shared,
+    ) -> Vec<(u64, Self)> {
+        steps.sort_by_key(|(_, step)| step.is_last());
+        let (mut left, mut first_end) = (Vec::new(), u64::MAX);
+        for (time, step) in steps {
+            if first_end <= time && step.needs_ends() {
+                // its peer may be that of the link
+                left.push((time, step));
+                continue;
+            }
+            let again = step.execute(shared);
+            if let Some(Self::End(..)) = again {
+                first_end = first_end.min(time);
+            }
+            left.extend(again.map(|step| (time, step)));
+        }
+        left
+    }
+
+    /// Executes the step. `Some`: it is to be executed again later.
+    fn execute(self, shared: &Shared) -> Option<Self> {
+        match self {
+            Self::Dial(cm, to) => {
+                if let Err(error) = cm.dial(shared, to) {
+                    info_log!(EpCtrl, "{to} cannot be dialled: {error}");
+                    cm.failed(shared, Failure::Silent);
+                }
+            }
+            Self::Accept(cm, request, reply) => match cm.accept(shared, request, reply) {
+                Ok(()) => shared.accepted(cm.link),
+                Err(error) => {
+                    info_log!(EpCtrl, "a connection could not be accepted: {error}");
+                    shared.apply_event(|core, io| core.broken(cm.link, io));
+                }
+            },
+            Self::Reject(request, private_data) => {
+                if let Err(error) = request.reject(&private_data) {
+                    info_log!(EpCtrl, "a connection could not be rejected: {error}");
+                }
+            }
+            Self::End(cm, qp) => {
+                let unanswered = |qp: &Arc<Qp>| cm.device_error.is_unanswered(qp);
+                if qp.as_ref().is_some_and(unanswered) || cm.awaits_answers(shared) {
+                    return Some(Self::End(cm, qp));
+                }
+                if let Some(qp) = &qp {
+                    // an error is that of a queue pair that is in this state already
+                    let _ = qp.set_error();
+                }
+                // without a port the connection manager sends nothing
+                if let Ok(id) = cm.id.get()
+                    && !is_port_down(shared.domain.device(), &id)
+                {
+                    // an error is that of a connection that does not exist any more
+                    let _ = id.disconnect();
+                }
+                shared.begin_drain(cm.link);
+            }
+            Self::Xrc(step) => step.execute(shared),
+            Self::Withdraw(source, failed) => {
+                if let Some(Err(source)) = source.map(Withdrawn::end) {
+                    return Some(Self::Withdraw(Some(source), failed));
+                }
+                if let Some((completion, error)) = failed {
+                    shared.apply_event(|_, io| io.withdrawn(completion, error));
+                }
+            }
+            Self::EndSink(sink, failed) => {
+                if let Err(sink) = sink.end() {
+                    return Some(Self::EndSink(sink, failed));
+                }
+                shared.apply_event(|_, io| io.sink_ended(&failed));
+            }
+            Self::Destroy(cm, qp, (block, initiator), ended) => {
+                if let Some(qp) = &qp {
+                    shared.domain.device().unlisten(qp.object());
+                }
+                let id = cm.id.take(shared.driver().dispatcher());
+                // the block of the connection is behind the queue pair
+                let block = block.map(LinkBlock::leave);
+                drop(initiator);
+                drop(qp);
+                drop(block);
+                if let Some(id) = id.filter(|id| is_port_down(shared.domain.device(), id)) {
+                    shared.parked.park(id);
+                }
+                if !ended.reads.is_empty() || !ended.rma.is_empty() {
+                    shared.apply_event(|core, io| {
+                        io.reads_ended(cm.link, ended.reads);
+                        io.rma_ended(core, &ended.rma);
+                    });
+                }
+            }
+        }
+        None
+    }
+}
+
+impl LinkCm {
+    fn follow_event(&self, shared: &Shared, event: CmEvent) {
+        let link = self.link;
+        let step = match event.kind {
+            CmEventKind::AddrResolved => self.addr_resolved(shared),
+            CmEventKind::RouteResolved => self.route_resolved(shared),
+            CmEventKind::Established => {
+                if self.request.is_some() {
+                    if let Some(qp) = shared.mark_connected(link) {
+                        let tuning = shared.tuning();
+                        tuning.set_rnr_timer(&qp);
+                    }
+                    let reply = event.private_data.bytes();
+                    shared.apply_event(|core, io| core.replied(link, reply, io));
+                }
+                Ok(())
+            }
+            // the dialler has given up before it was connected
+            CmEventKind::Rejected if self.request.is_none() => {
+                shared.apply_event(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            // the process lives, or the next dial finds no listener
+            CmEventKind::Rejected if event.is_unanswered() => Err(FiErrno::ECONNREFUSED),
+            CmEventKind::Rejected => {
+                let rejection = event.private_data.bytes();
+                let reason = Rejection::decode(rejection).map(|rejection| rejection.reason);
+                if reason == Ok(Reason::Transport) {
+                    warn_log!(
+                        EpCtrl,
+                        "a peer has FI_PROTO_RDMA_CM_IB_XRC, this endpoint FI_PROTO_IB_RDM: \
+                         no connection"
+                    );
+                }
+                shared.apply_event(|core, io| {
+                    core.rejected(link, rejection, io);
+                    io.dial_ended(core, link);
+                });
+                Ok(())
+            }
+            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
+            CmEventKind::Disconnected => {
+                let _ = self.disconnected.set(Instant::now());
+                shared.apply_event(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            CmEventKind::DeviceRemoval => {
+                shared.apply_event(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            CmEventKind::AddrChange
+            | CmEventKind::ConnectRequest
+            | CmEventKind::ConnectResponse
+            | CmEventKind::Other => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(EpCtrl, "{link:?} could not be connected: {error}");
+            if self.request.is_some() {
+                self.failed(shared, Failure::Silent);
+            } else {
+                shared.apply_event(|core, io| core.broken(link, io));
+            }
+        }
+    }
+
+    fn addr_resolved(&self, shared: &Shared) -> Result<()> {
+        let id = self.id.get()?;
+        let this = shared.cm_of(self.link).ok_or(FiErrno::ECANCELED)?;
+        this.create_qp(shared, &id)?;
+        id.resolve_route()
+    }
+
+    fn route_resolved(&self, shared: &Shared) -> Result<()> {
+        let id = self.id.get()?;
+        let request = self.request.ok_or(FiErrno::EINVAL)?;
+        if is_port_down(shared.domain.device(), &id) {
+            return Err(FiErrno::ENETDOWN);
+        }
+        let tuning = shared.tuning();
+        tuning.set_ack_timeout(&id);
+        id.connect(&tuning.conn_param(&request))?;
+        shared.apply_event(|core, _| core.requesting(self.link));
+        Ok(())
+    }
+
+    fn follow_async_event(&self, shared: &Shared, event: AsyncEvent) {
+        match event {
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
+                if event == AsyncEvent::QpError {
+                    self.device_error.note();
+                }
+                shared.apply_event(|core, io| core.broken(self.link, io));
+            }
+            AsyncEvent::QpLastReceive => shared.last_receive(self.link),
+            AsyncEvent::QpEstablished => {
+                if let Ok(id) = self.id.get() {
+                    let _ = id.notify_established();
+                }
+            }
+            AsyncEvent::CqError | AsyncEvent::SrqLimit | AsyncEvent::Other(_) => {}
+        }
+    }
+}
