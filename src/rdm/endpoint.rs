@@ -26,7 +26,8 @@ use super::limits::Limits;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
 use super::receives::Receives;
-use super::shared::{CqEvents, RequestSink, Shared, State};
+use super::shared::{CqEvents, RequestSink, Shared, SrqEvents, State};
+use super::step::Step;
 use super::vector::{AddressVector, VectorUser};
 use crate::auth::AuthKey;
 use crate::conn::{CmSink, Driven, Renamed, rename};
@@ -40,7 +41,6 @@ use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqBinding, CqConfig, WaitKind};
 use crate::rdm::long::pulls::Pulls;
-use crate::rdm::xrc::circuit_cm::SrqEvents;
 use crate::rdm::xrc::ports::Xrc;
 use crate::verbs::{AsyncListener, Pd, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
@@ -531,7 +531,7 @@ impl Endpoint {
         info_log!(EpCtrl, "counts: {counts}");
         shared.domain.note_counts(&counts);
         let entries = state.kept_receives();
-        let left = state.io.close(shared);
+        let left = state.io.close(|steps| Step::execute_all(steps, shared));
         shared.leave_cell();
         if let Some(context) = &control.context {
             context.leave(shared);
@@ -595,7 +595,7 @@ impl Endpoint {
             },
         };
         let mut io = Executor::new(
-            &shared.weak(),
+            shared.weak(),
             Objects {
                 srq,
                 cq,

@@ -51,7 +51,6 @@ use super::operations::{Kind, Operation, PAYLOAD};
 use super::packet_memory::{PacketMemory, Slot};
 use super::receives::Receives;
 use super::rma::Rma;
-use super::shared::Shared;
 use super::slab::Slab;
 use super::vector::AddressVector;
 use crate::conn::REFUSAL_WAIT;
@@ -70,6 +69,7 @@ use crate::rdm::long::pulls::Pulls;
 use crate::rdm::long::streams::Streams;
 use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::XrcStep;
+use crate::rdm::xrc::owner::CircuitOwner;
 use crate::rdm::xrc::ports::Xrc;
 use crate::verbs::{Cq, Lkey, NextSlot, Pd, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
@@ -103,7 +103,7 @@ pub(super) struct Objects {
 /// See the module. Fields are dropped in their order: queue pairs before the memory of their
 /// packets.
 pub(super) struct Executor {
-    shared: Weak<Shared>,
+    owner: Weak<dyn CircuitOwner>,
     pub(super) links: Links,
     /// Circuits and targets; `None` on RC.
     pub(super) xrc: Option<Box<Xrc>>,
@@ -281,7 +281,7 @@ fn post(
 
 impl Executor {
     pub(super) fn new(
-        shared: &Weak<Shared>,
+        owner: Weak<dyn CircuitOwner>,
         objects: Objects,
         memory: PacketMemory,
         registrations: Registrations,
@@ -293,7 +293,7 @@ impl Executor {
         let not_executed = objects.mr.device().backend().not_executed;
         let answer = not_executed.map_or(REFUSAL_WAIT, |_| Duration::ZERO);
         Self {
-            shared: Weak::clone(shared),
+            owner,
             links: Links::default(),
             xrc: None,
             objects,
@@ -343,8 +343,8 @@ impl Executor {
     }
 
     /// The endpoint, as its links use it.
-    fn owner(&self) -> Weak<dyn LinkOwner> {
-        let owner: Weak<Shared> = Weak::clone(&self.shared);
+    fn link_owner(&self) -> Weak<dyn LinkOwner> {
+        let owner: Weak<dyn CircuitOwner> = Weak::clone(&self.owner);
         owner
     }
 
@@ -463,8 +463,8 @@ impl Executor {
     /// A request of a link has failed. The core's time is set, because it begins to dial.
     #[cold]
     pub(super) fn broken(&mut self, core: &mut Core<Self>, link: LinkKey) {
-        if let Some(shared) = self.shared.upgrade() {
-            core.set_now(shared.now());
+        if let Some(owner) = self.owner.upgrade() {
+            core.set_now(owner.now());
         }
         core.broken(link, self);
     }
@@ -472,8 +472,8 @@ impl Executor {
     /// A link has broken because the peer acknowledges nothing.
     #[cold]
     pub(super) fn unacknowledged(&mut self, core: &mut Core<Self>, link: LinkKey) {
-        if let Some(shared) = self.shared.upgrade() {
-            core.set_now(shared.now());
+        if let Some(owner) = self.owner.upgrade() {
+            core.set_now(owner.now());
         }
         core.unacknowledged(link, self);
     }

@@ -53,6 +53,7 @@ use crate::rdm::xrc::circuit_queue::CIRCUIT_DEPTH;
 use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, RemoteAddr, Rkey, Transport, Wc};
 use crate::wire::rdm::Listener;
 
+pub(super) use circuit_steps::SrqEvents;
 pub(super) use driven::RequestSink;
 pub(super) use end::LINGER_PERIOD;
 pub(super) use failure::CqEvents;

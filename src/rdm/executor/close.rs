@@ -8,7 +8,6 @@ use crate::mr::Withdrawn;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::keys::ArrivalKey;
 use crate::rdm::receives::EndedReceives;
-use crate::rdm::shared::Shared;
 use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::XrcStep;
 
@@ -45,8 +44,12 @@ impl Executor {
 
     /// Disconnects all links and releases the objects of the device. The receives and the
     /// operations under way end without entries: no call could read them. Returns what
-    /// a shared receive context reports.
-    pub(in crate::rdm) fn close(mut self, shared: &Shared) -> EndedReceives {
+    /// a shared receive context reports. `execute`: executes steps, each with its time, and returns
+    /// those that are to be executed again.
+    pub(in crate::rdm) fn close(
+        mut self,
+        execute: impl Fn(Vec<(u64, Step)>) -> Vec<(u64, Step)>,
+    ) -> EndedReceives {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun
@@ -85,7 +88,7 @@ impl Executor {
         let mut sinks = std::mem::take(&mut self.sinks);
         let limit = Instant::now() + WITHDRAWAL;
         while !steps.is_empty() || !sinks.is_empty() {
-            steps = Step::execute_all(steps, shared);
+            steps = execute(steps);
             let sinks_left = sinks.into_iter();
             sinks = sinks_left
                 .filter_map(|(sink, key)| Some((sink.end().err()?, key)))

@@ -72,7 +72,7 @@ impl Executor {
         };
         let (node, srq) = (xrc.node, xrc.srq);
         let ended = circuit.and_then(|circuit| xrc.circuits.ended_before(circuit.node));
-        let owner = self.owner();
+        let owner = self.link_owner();
         let Some(port) = self
             .links
             .get_mut(link)
@@ -434,7 +434,7 @@ impl Executor {
             }
             Some(_) => self.refuse_requests(vec![(held, Box::new(request))], Reason::Node),
             None => {
-                let cm = TargetCm::new(&self.shared);
+                let cm = TargetCm::new(&self.owner);
                 let mut opening = HeldTarget::opening(Arc::clone(&cm), Some(of));
                 opening.requests.push((held, Box::new(request)));
                 xrc.targets.insert(circuit.target, opening);

@@ -8,6 +8,9 @@ use crate::verbs::{AsyncEvent, CmEvent};
 
 /// The endpoint of a link.
 pub(in crate::rdm) trait LinkOwner: Send + Sync {
+    /// Nanoseconds since time 0 of the core.
+    fn now(&self) -> u64;
+
     /// An event of the connection manager for the connection of a link.
     fn link_event(&self, cm: &LinkCm, event: CmEvent);
 

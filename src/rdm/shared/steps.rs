@@ -25,6 +25,10 @@ use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::{Reason, Rejection, Reply};
 
 impl LinkOwner for Shared {
+    fn now(&self) -> u64 {
+        Self::now(self)
+    }
+
     fn link_event(&self, cm: &LinkCm, event: CmEvent) {
         cm.follow_event(self, event);
     }

@@ -248,11 +248,14 @@ mod tests {
 
     use super::*;
     use crate::rdm::link::send_queue::Sent;
+    use crate::rdm::shared::Shared;
     use crate::rdm::slab::Slab;
+    use crate::rdm::xrc::owner::CircuitOwner;
 
     fn queue() -> CircuitQueue {
         let key = Slab::new().insert(()).unwrap();
-        CircuitQueue::new(key, InitiatorCm::new(&Weak::new(), key))
+        let owner: Weak<dyn CircuitOwner> = Weak::<Shared>::new();
+        CircuitQueue::new(key, InitiatorCm::new(&owner, key))
     }
 
     #[test]
