@@ -196,6 +196,13 @@ impl Counter {
         self.pollers.read(1, &self.errors)
     }
 
+    /// Replaces the time for which a polling thread that was told to wait can keep others from
+    /// waiting.
+    #[cfg(test)]
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.pollers.set_patience(patience);
+    }
+
     fn numbers(&self) -> [u64; 2] {
         [&self.value, &self.errors].map(|number| number.load(Ordering::Acquire))
     }

@@ -45,11 +45,11 @@ impl Poller {
     }
 
     /// Whether the thread may sleep, and a change has to wake it. It then keeps another thread from
-    /// waiting.
-    fn is_to_wake(&mut self, numbers: [u64; 2]) -> bool {
+    /// waiting, at most for `patience`.
+    fn is_to_wake(&mut self, numbers: [u64; 2], patience: Duration) -> bool {
         self.sleeps
             && self.read != numbers.map(Some)
-            && self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE
+            && self.since.get_or_insert_with(Instant::now).elapsed() < patience
     }
 }
 
@@ -69,6 +69,8 @@ struct Threads {
     /// The numbers that a thread without an entry has read.
     first: [Option<u64>; 2],
     entries: Vec<Poller>,
+    /// [`PATIENCE`], except in tests.
+    patience: Duration,
 }
 
 impl Threads {
@@ -95,8 +97,15 @@ impl Pollers {
             threads: Mutex::new(Threads {
                 first: [Some(0); 2],
                 entries: Vec::new(),
+                patience: PATIENCE,
             }),
         }
+    }
+
+    /// Replaces [`PATIENCE`].
+    #[cfg(test)]
+    pub(super) fn set_patience(&self, patience: Duration) {
+        self.threads.lock().patience = patience;
     }
 
     /// Returns one of the numbers, which the calling thread reads.
@@ -169,13 +178,17 @@ impl Pollers {
         // thread, so that the next thread that asks finds that this one has to wake up
         let numbers = numbers();
         threads.drop_ended();
-        let Threads { first, entries } = &mut *threads;
+        let Threads {
+            first,
+            entries,
+            patience,
+        } = &mut *threads;
         let own = entries
             .iter()
             .position(|entry| entry.thread.ptr_eq(&thread));
         let own = own.map(|at| entries.swap_remove(at));
         // asks each of them: its time begins, if it has not begun
-        let is_busy = |busy, other: &mut Poller| other.is_to_wake(numbers) || busy;
+        let is_busy = |busy, other: &mut Poller| other.is_to_wake(numbers, *patience) || busy;
         let answer = if own.map_or(*first, |own| own.read) != numbers.map(Some) {
             Answer::Changed
         } else if entries.iter_mut().fold(false, is_busy) {
