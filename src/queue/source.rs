@@ -40,10 +40,12 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     /// The source cannot wake the caller, which then does not sleep.
     fn arm(&self) -> Result<()>;
 
-    /// The descriptor that becomes readable after [`Self::arm`], if the source has one. It stays the
-    /// same, and the source keeps it open. A source of a queue without a wait object may get one
-    /// later, before a counter watches the queue. Several threads may wait for it, on the queue and on
-    /// counters: one that has armed the source calls [`Self::progress`] and wakes the others.
+    /// The descriptor that becomes readable after [`Self::arm`], if the source has one. It stays
+    /// the same, and the source keeps it open. A source of a queue without a wait object may get
+    /// one later, before a counter of its endpoint watches the queue. A counter of another endpoint
+    /// that watches the queue already looks at it periodically, until it watches the queue once
+    /// more. Several threads may wait for the descriptor, on the queue and on counters: one that
+    /// has armed the source calls [`Self::progress`] and wakes the others.
     fn fd(&self) -> Option<RawFd>;
 }
 
