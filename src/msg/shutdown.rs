@@ -127,12 +127,13 @@ impl Shared {
 
     /// Waits until the device has flushed the posted requests, and moves their completions to the
     /// completion queues' backlogs. Waits at most [`FLUSH_WAIT`]. The requests of a circuit are
-    /// flushed by its end alone: at once if it has no other user and the endpoint is closed, after
-    /// this time if it is not. If it has other users, they stay posted and complete later, when the
-    /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] without a
-    /// completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is closed, because the buffers are
-    /// the application's. On XRC the same holds for the engine's own requests: the peer keeps what
-    /// they access while this endpoint answers for them, and they would break the circuit later.
+    /// flushed by its end alone, whichever thread ends it: at once if it has no other user and the
+    /// endpoint is closed, after this time if it is not. If it has other users, they stay posted
+    /// and complete later, when the peer has receives for them; the circuit is ended after
+    /// [`SHARED_FLUSH_WAIT`] without a completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is
+    /// closed, because the buffers are the application's. On XRC the same holds for the engine's
+    /// own requests: the peer keeps what they access while this endpoint answers for them, and they
+    /// would break the circuit later.
     ///
     /// Before the queue pair of a closed endpoint on a shared receive context is destroyed, the
     /// device must have reported the last receive (InfiniBand specification, volume 1, 10.3.1): one
@@ -161,6 +162,7 @@ impl Shared {
         let takes = shares && closed && self.received.load(Ordering::Relaxed);
         let begin = Instant::now();
         let mut mark = None;
+        let mut flushes = false;
         let mut deadline = begin
             + match (shared, closed) {
                 // flushed at once, as on RC, if the circuit has no other user
@@ -197,17 +199,22 @@ impl Shared {
                 // requests of others precede those of this endpoint
                 deadline = Instant::now() + SHARED_FLUSH_WAIT;
             }
-            if Instant::now() >= deadline
-                && let Some(circuit) = self.own_circuit()
-                && !circuit.has_failed()
-                && (closed && (!idle || self.slots.has_key_requests()) || !circuit.is_shared())
-            {
-                // The peer has no receives, or does not answer. Requests of the engine alone would
-                // break the circuit later, when the peer has released what they access. A probe
-                // accesses nothing there.
-                circuit.fail();
-                deadline = Instant::now() + FLUSH_WAIT;
-                continue;
+            if !flushes && let Some(circuit) = self.own_circuit() {
+                if Instant::now() >= deadline
+                    && !circuit.has_failed()
+                    && (closed && (!idle || self.slots.has_key_requests()) || !circuit.is_shared())
+                {
+                    // The peer has no receives, or does not answer. Requests of the engine alone
+                    // would break the circuit later, when the peer has released what they access. A
+                    // probe accesses nothing there.
+                    circuit.fail();
+                }
+                // also by another thread, before the device has flushed all requests
+                if circuit.has_failed() {
+                    flushes = true;
+                    deadline = Instant::now() + FLUSH_WAIT;
+                    continue;
+                }
             }
             if Instant::now() >= deadline {
                 info_log!(

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::super::keys::{TARGET, kind};
 use super::ends::{Pair, await_free_keys, await_notices, waits_for_notices};
 use super::*;
+use crate::verbs::{AsyncEvent, AsyncListener};
 
 /// Two connections on one circuit of the client, with application keys. Notices wait for requests
 /// longer than a busy machine delays a test.
@@ -204,6 +205,37 @@ fn the_close_behind_a_failure_is_told() {
     dials.close();
     drop(own_events);
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+}
+
+/// A circuit has failed, and the device has not flushed its requests yet: the close of an endpoint
+/// waits for them, so that the operations that are cancelled have entries.
+#[test]
+fn the_close_behind_a_failure_waits_for_the_flush() {
+    let device = device();
+    let is_reported = |_| {
+        let ([client, server], pairs) = two_pairs(&device);
+        let [source, _sink] = source_and_sink([&client, &server]);
+        let dials = &pairs[0].0;
+        send(dials, &source, 3);
+        let circuit = circuit(dials);
+        // as on a device whose event precedes the completions
+        circuit.async_event(AsyncEvent::QpError);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !dials.shared.conn.state.is(State::Closed) {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                circuit.qp().set_error().unwrap();
+            });
+            dials.close();
+        });
+        let period = Some(Duration::from_millis(1));
+        let entry = client.cq.sread(1, 1, period, &mut |_: &Completion| {});
+        entry == Err(FiErrno::EAVAIL) && client.cq.read_error().unwrap().completion.context == 3
+    };
+    // a test machine can be busy for longer than a close waits
+    assert!((0..5).any(is_reported), "no entry");
 }
 
 /// An idle endpoint is closed while its write that returns the keys waits behind a message of
