@@ -59,8 +59,9 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has ended the connection. [`Self::send_end_notice`] follows.
     fn peer_ended(&self);
 
-    /// Whether requests of the endpoint are under way, or follow, on a circuit that others use.
-    /// Acquires no lock but leaves.
+    /// Whether requests of the endpoint are under way, or follow, on a circuit that others use. If
+    /// no other endpoint uses the circuit, none joins it behind them from then on. Acquires no lock
+    /// but leaves.
     fn has_requests(&self) -> bool;
 
     /// Processes completions of the endpoint's requests: the application may not poll. The caller
@@ -91,6 +92,8 @@ pub(crate) struct Circuit {
     /// The number of the target; 0 until the circuit is up.
     target: AtomicU32,
     failed: AtomicBool,
+    /// It gets no new user. Set and read with `users` locked.
+    retired: AtomicBool,
     users: Mutex<Vec<User>>,
 }
 
@@ -103,6 +106,12 @@ struct User {
     connected: bool,
 }
 
+/// Whether more than one of the users lives.
+fn are_several(users: &[User]) -> bool {
+    let live = users.iter().filter(|known| known.user.strong_count() != 0);
+    live.count() > 1
+}
+
 impl Circuit {
     /// `size`: requests that the send queue of `qp` has room for.
     pub(super) fn new(qp: Qp, size: usize) -> Arc<Self> {
@@ -112,6 +121,7 @@ impl Circuit {
             used: AtomicUsize::new(0),
             target: AtomicU32::new(0),
             failed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             users: Mutex::default(),
         });
         let listener: Weak<Self> = Arc::downgrade(&circuit);
@@ -145,7 +155,7 @@ impl Circuit {
     }
 
     /// Reserves room for the requests of one more user; `None`: there is no room, or the circuit
-    /// has failed.
+    /// has failed or is retired.
     pub(super) fn share(
         self: &Arc<Self>,
         room: usize,
@@ -158,26 +168,39 @@ impl Circuit {
         self.used
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, free)
             .ok()?;
-        let mut users = self.users.lock();
-        users.retain(|known| known.user.strong_count() != 0);
-        users.push(User {
-            user: Weak::clone(user),
-            connected: false,
-        });
-        drop(users);
+        // dropped, it gives the room back
         let share = Share {
             circuit: Arc::clone(self),
             room,
             user: Weak::clone(user),
         };
-        (!self.has_failed()).then_some(share)
+        let mut users = self.users.lock();
+        let retired = self.retired.load(Ordering::Relaxed);
+        if !retired {
+            users.retain(|known| known.user.strong_count() != 0);
+            users.push(User {
+                user: Weak::clone(user),
+                connected: false,
+            });
+        }
+        drop(users);
+        (!retired && !self.has_failed()).then_some(share)
     }
 
     /// Whether more than one endpoint uses it.
     pub(crate) fn is_shared(&self) -> bool {
+        are_several(&self.users.lock())
+    }
+
+    /// Retires the circuit unless more than one endpoint uses it: it gets no new user, whose
+    /// requests would follow those that are under way. Returns whether at most one uses it.
+    pub(crate) fn retire_if_alone(&self) -> bool {
         let users = self.users.lock();
-        let live = users.iter().filter(|known| known.user.strong_count() != 0);
-        live.count() > 1
+        let alone = !are_several(&users);
+        if alone {
+            self.retired.store(true, Ordering::Relaxed);
+        }
+        alone
     }
 
     /// Changes when a request of one of its users completes.

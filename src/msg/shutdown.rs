@@ -155,10 +155,12 @@ impl Shared {
             side.cancel_deferred();
             side.sq.post_marker();
         }
-        let shared = self
-            .own_circuit()
-            .is_some_and(|circuit| circuit.is_shared());
         let closed = self.conn.state.is(State::Closed);
+        let shared = self.own_circuit().is_some_and(|circuit| match closed {
+            // otherwise no endpoint joins it before it ends
+            true => !circuit.retire_if_alone(),
+            false => circuit.is_shared(),
+        });
         let takes = shares && closed && self.received.load(Ordering::Relaxed);
         let begin = Instant::now();
         let mut mark = None;
@@ -202,7 +204,8 @@ impl Shared {
             if !flushes && let Some(circuit) = self.own_circuit() {
                 if Instant::now() >= deadline
                     && !circuit.has_failed()
-                    && (closed && (!idle || self.slots.has_key_requests()) || !circuit.is_shared())
+                    && (closed && (!idle || self.slots.has_key_requests())
+                        || circuit.retire_if_alone())
                 {
                     // The peer has no receives, or does not answer. Requests of the engine alone
                     // would break the circuit later, when the peer has released what they access. A

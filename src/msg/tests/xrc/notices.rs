@@ -207,6 +207,38 @@ fn the_close_behind_a_failure_is_told() {
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
 }
 
+/// A connection has ended while its message waits, alone on its circuit: the notice is answered at
+/// once. A connection that is made before the application reads the end, which flushes the message,
+/// does not join the circuit.
+#[test]
+fn no_connection_joins_the_requests_of_one_that_has_ended() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    client.domain.circuits().unwrap().set_notice_limit(LIMIT);
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let ended = connect((&client, &server), addr, 0, |_| {});
+    let source = Buffer::all(&client.domain, LEN);
+    send(&ended.0, &source, 3);
+    ended.1.shutdown().unwrap();
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+    await_notices(&server, |notices| notices == (0, 0));
+    assert!(ended.0.shared.slots.has_requests());
+    let dials = client.endpoint(on_xrc(11));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    let accepts = server.accept(request, on_xrc(21));
+    let connected = Told::Connected(Token(21), Vec::new());
+    assert_eq!(next_event(&server.eq), Ok(connected));
+    assert!(!Arc::ptr_eq(&circuit(&dials), &circuit(&ended.0)));
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    let welcome = Told::Connected(Token(11), b"welcome".to_vec());
+    assert_eq!(next_event(&client.eq), Ok(welcome));
+    let failed = client.cq.sread(1, 1, Some(LIMIT), &mut |_: &Completion| {});
+    assert_eq!(failed, Err(FiErrno::EAVAIL));
+    assert_eq!(client.cq.read_error().unwrap().completion.context, 3);
+    works([&client, &server], &(dials, accepts));
+}
+
 /// A circuit has failed, and the device has not flushed its requests yet: the close of an endpoint
 /// waits for them, so that the operations that are cancelled have entries.
 #[test]
