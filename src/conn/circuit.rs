@@ -64,6 +64,9 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// but leaves.
     fn has_requests(&self) -> bool;
 
+    /// Whether operations of the endpoint are under way. Acquires no lock.
+    fn has_operations(&self) -> bool;
+
     /// Processes completions of the endpoint's requests: the application may not poll. The caller
     /// holds no lock but that of the driver.
     fn progress_requests(&self);
@@ -203,16 +206,33 @@ impl Circuit {
         alone
     }
 
+    /// The users that live. Their drop acquires the lock of the list, which is not held here.
+    fn live_users(&self) -> Vec<Arc<dyn CircuitUser>> {
+        let users = self.users.lock();
+        let users = users.iter().map(|known| &known.user);
+        users.filter_map(Weak::upgrade).collect()
+    }
+
     /// Changes when a request of one of its users completes.
     pub(crate) fn progress_mark(&self) -> u32 {
-        // the drop of a user acquires this lock
-        let users: Vec<_> = {
-            let users = self.users.lock();
-            let users = users.iter().map(|known| &known.user);
-            users.filter_map(Weak::upgrade).collect()
-        };
+        let users = self.live_users();
         let marks = users.iter().map(|user| user.progress_mark());
         marks.fold(0, u32::wrapping_add)
+    }
+
+    /// Whether operations of other users are under way: they may wait for receives of the peer, and
+    /// what is posted to the circuit waits behind them. Processes their completions first. The
+    /// caller holds no lock.
+    pub(crate) fn others_have_operations(&self, user: &Weak<dyn CircuitUser>) -> bool {
+        let is_other =
+            |other: &&Arc<dyn CircuitUser>| !std::ptr::addr_eq(Arc::as_ptr(other), user.as_ptr());
+        let users = self.live_users();
+        users.iter().filter(is_other).any(|other| {
+            if other.has_operations() {
+                other.progress_requests();
+            }
+            other.has_operations()
+        })
     }
 
     /// Whether the initiator is in its error state.

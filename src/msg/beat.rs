@@ -1,12 +1,17 @@
 //! Keepalive of a connected endpoint: each beat probes a silent peer. On XRC also while the peer's
-//! request is awaited.
+//! request is awaited, and not while another endpoint has operations under way on the circuit.
+
+use std::sync::Weak;
 
 use super::shared::{Control, Shared};
-use crate::conn::State;
+use crate::conn::{CircuitUser, State};
 use crate::queue::keepalive::Probed;
 
 impl Probed for Shared {
     fn beat(&self) -> bool {
+        if self.conn.state.is(State::Connected) && self.follows_other_operations() {
+            return true;
+        }
         // a control call is under way and may take long: the next beat probes
         let Some(control) = self.control.try_lock() else {
             return true;
@@ -17,6 +22,15 @@ impl Probed for Shared {
 }
 
 impl Shared {
+    /// Whether a probe would wait behind operations of other endpoints. When this endpoint and its
+    /// peer have closed meanwhile, it would find no receive queue, and break the circuit. These
+    /// operations probe the path themselves.
+    fn follows_other_operations(&self) -> bool {
+        let user: Weak<dyn CircuitUser> = self.weak();
+        self.own_circuit()
+            .is_some_and(|circuit| circuit.others_have_operations(&user))
+    }
+
     /// Probes the peer, if it is silent. Returns whether the endpoint has a queue pair.
     pub(super) fn probe_silent(&self, control: &Control) -> bool {
         let (Some(qp), Some((binding, member))) = (&control.qp, control.engine_queue()) else {

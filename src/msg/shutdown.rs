@@ -209,7 +209,8 @@ impl Shared {
                 {
                     // The peer has no receives, or does not answer. Requests of the engine alone
                     // would break the circuit later, when the peer has released what they access. A
-                    // probe accesses nothing there.
+                    // probe accesses a receive queue alone, and follows operations of others only
+                    // if they were posted at the same moment: it does not end their connections.
                     circuit.fail();
                 }
                 // also by another thread, before the device has flushed all requests

@@ -783,6 +783,10 @@ impl CircuitUser for Shared {
         (follow || self.slots.has_requests()) && self.own_circuit().is_some_and(shares)
     }
 
+    fn has_operations(&self) -> bool {
+        self.slots.tx.outstanding() != 0
+    }
+
     fn progress_requests(&self) {
         // a control call is under way: the next look polls
         let Some(control) = self.control.try_lock() else {

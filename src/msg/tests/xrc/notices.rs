@@ -297,30 +297,78 @@ fn a_circuit_that_ends_with_a_request_of_the_engine_is_reported() {
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(11))));
 }
 
-/// A probe of a closed endpoint is left behind another endpoint's message. It accesses nothing, and
-/// the circuit stays.
+fn is_probing(ep: &Endpoint) -> bool {
+    ep.shared.slots.probe.pending.load(Ordering::Acquire)
+}
+
+/// No probe is posted behind another endpoint's message. So the close of a silent endpoint waits
+/// for nothing, and when the peer's process has ended with its receive queue, no request to that
+/// queue is left, which would break the circuit of a connection to another process.
 #[test]
-fn a_probe_that_is_left_ends_no_circuit() {
+fn no_probe_waits_behind_the_message_of_another_endpoint() {
     let device = device();
+    let directory = Directory::new("probes");
     let watched = DomainConfig {
         keepalive: Some(Duration::from_millis(20)),
+        xrc: directory.places("a"),
         ..DomainConfig::default()
     };
-    let (client, server) = (Host::with(&device, watched), Host::new(&device));
-    let (_pep, addr) = xrc_listener(&device, &server);
-    let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
-    assert!(Arc::ptr_eq(&circuit(&pairs[0].0), &circuit(&pairs[1].0)));
-    let [source, sink] = [&client, &server].map(|host| Buffer::all(&host.domain, LEN));
-    send(&pairs[1].0, &source, 3);
-    let slots = &pairs[0].0.shared.slots;
+    let client = Host::with(&device, watched);
+    let [first, second] = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let (pep, first_at) = xrc_listener(&device, &first);
+    let (_pep, second_at) = xrc_listener(&device, &second);
+    let silent = [0, 1].map(|n| connect((&client, &first), first_at, n, |_| {}));
+    let busy = connect((&client, &second), second_at, 2, |_| {});
+    for (dials, _) in &silent {
+        assert!(Arc::ptr_eq(&circuit(dials), &circuit(&busy.0)));
+    }
+    let [source, sink] = [&client, &second].map(|host| Buffer::all(&host.domain, LEN));
+    send(&busy.0, &source, 3);
     let begin = Instant::now();
-    while !slots.probe.pending.load(Ordering::Acquire) {
+    // the endpoint that sends is as silent as the others, and is probed behind its own message
+    while !is_probing(&busy.0) || begin.elapsed() < Duration::from_millis(200) {
         assert!(begin.elapsed() < LIMIT, "no probe");
         // readers of an empty queue find when a probe is due
         let period = Some(Duration::from_millis(5));
         let entry = client.cq.sread(1, 1, period, &mut |_: &Completion| {});
         assert_eq!(entry, Err(FiErrno::EAGAIN));
     }
+    let mut times = Vec::new();
+    for (dials, accepts) in &silent {
+        assert!(!is_probing(dials));
+        let begin = Instant::now();
+        dials.close();
+        times.push(begin.elapsed());
+        accepts.close();
+    }
+    // a test machine can be busy
+    let least = times.iter().min().unwrap();
+    assert!(*least < Duration::from_millis(500), "{times:?}");
+    pep.close();
+    drop(silent);
+    first.srx.await_notices();
+    drop(first);
+    second.post(&sink);
+    assert_eq!(client.completion().context, 3);
+    assert_eq!(second.completion().context, 7);
+    works([&client, &second], &busy);
+}
+
+/// A probe of a closed endpoint is left behind another endpoint's message, which was posted at the
+/// same moment. The circuit stays.
+#[test]
+fn a_probe_that_is_left_ends_no_circuit() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
+    assert!(Arc::ptr_eq(&circuit(&pairs[0].0), &circuit(&pairs[1].0)));
+    let [source, sink] = [&client, &server].map(|host| Buffer::all(&host.domain, LEN));
+    send(&pairs[1].0, &source, 3);
+    let shared = &pairs[0].0.shared;
+    // a beat that has found no operation
+    shared.probe_silent(&shared.control.lock());
+    assert!(is_probing(&pairs[0].0));
     pairs[0].0.close();
     server.post(&sink);
     assert_eq!(client.completion().context, 3);
