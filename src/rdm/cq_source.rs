@@ -217,6 +217,10 @@ impl CqSource {
             polled.inspect_err(|_| self.shared.wake_sources(state))?;
         }
         left -= self.pass(state, sink, left);
+        if self.shared.config.auto && state.core.has_reports() {
+            // credit of entries that were passed since the poll: the driver may sleep
+            state.report();
+        }
         if left != max && self.is_armed() {
             // this thread may leave the entries in the queue, and another one sleeps
             self.wake_sleeper(state);

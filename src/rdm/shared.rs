@@ -724,6 +724,15 @@ impl State {
         }
     }
 
+    /// Reports credit that a call has freed behind the last poll, or without one: no further call
+    /// of the application may follow.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn report(&mut self) {
+        self.core.flush(&mut self.io);
+        self.run_todo();
+    }
+
     fn perform(&mut self, todo: Todo) {
         let (core, io) = (&mut self.core, &mut self.io);
         match todo {

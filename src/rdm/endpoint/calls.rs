@@ -375,10 +375,9 @@ impl Endpoint {
             self.post_receive(state, &want, receive, is_multi(&receive, flags))
         };
         state.run_todo();
-        if state.sleepers && state.core.has_reports() {
-            // the thread that sleeps on the queue does not report the credit
-            state.core.flush(&mut state.io);
-            state.run_todo();
+        if (state.sleepers || shared.config.auto) && state.core.has_reports() {
+            // neither a thread that sleeps on the queue nor the driver, which may sleep, reports it
+            state.report();
         }
         shared.wake_driver_and_readers(state);
         if result == Err(FiErrno::EAGAIN) {

@@ -5,6 +5,7 @@
 //! `WEFT_RDM_SEED=N` runs one, and `WEFT_RDM_TRACE=1` prints its events, packets and actions.
 
 mod announce;
+mod automatic;
 mod breaks;
 mod circuit_ends;
 mod closed_regions;
