@@ -386,7 +386,7 @@ impl<I: Io> Core<I> {
         let peer = self.peers.get_mut(key);
         // what another link carries may be lost although the out-link stays
         if let Some(peer) = peer.filter(|peer| posted && peer.out == Some(link)) {
-            peer.mark_told();
+            peer.mark_told_once(link);
         }
         posted
     }

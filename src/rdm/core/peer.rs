@@ -222,6 +222,9 @@ pub(in crate::rdm) struct Peer {
     pub(super) restate: bool,
     /// No packet has confirmed to the peer that its last packet with ACK was processed.
     pub(super) owes_ack: bool,
+    /// The link of the last RETURN or CLOSE that has told the peer so, if no packet behind it has
+    /// that is repeated when it gets lost.
+    pub(super) acked_on: Option<LinkKey>,
     /// Unused credit is to be asked for.
     pub(super) recall: bool,
     /// The link on which such a question was sent and its grant, until the answer.
@@ -333,6 +336,7 @@ impl Peer {
             stated: None,
             restate: false,
             owes_ack: false,
+            acked_on: None,
             recall: false,
             recalling: None,
             executed: 0,
@@ -389,9 +393,20 @@ impl Peer {
         }
     }
 
-    /// A packet with such a header was posted.
+    /// A packet with such a header was posted, which is repeated if it gets lost.
     #[inline]
     pub(super) fn mark_told(&mut self) {
+        self.owes_ack = false;
+        self.confirm = false;
+        self.acked_on = None;
+    }
+
+    /// As [`Self::mark_told`], of RETURN or CLOSE on the out-link. If they get lost, only the
+    /// answer to RECALL is repeated.
+    pub(super) fn mark_told_once(&mut self, out: LinkKey) {
+        if self.owes_ack {
+            self.acked_on = Some(out);
+        }
         self.owes_ack = false;
         self.confirm = false;
     }

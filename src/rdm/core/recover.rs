@@ -339,6 +339,9 @@ impl<I: Io> Core<I> {
             // it may be lost, and with it the newest *processed*
             (peer.returned, peer.recalled) = (None, true);
         }
+        if peer.acked_on == Some(link) {
+            (peer.acked_on, peer.owes_ack) = (None, true);
+        }
     }
 
     /// Drops a session that ends, if it has no links.

@@ -665,11 +665,8 @@ impl<I: Io> Core<I> {
             if std::mem::take(&mut peer.recalled) {
                 peer.returned = Some(out);
             }
-            self.posted(key);
+            peer.mark_told_once(out);
         }
-        let Some(peer) = self.peers.get_mut(key) else {
-            return;
-        };
         let recall = peer.recall && peer.recalling.is_none();
         if !peer.has_report() || peer.unseen.is_some() && !recall {
             return;

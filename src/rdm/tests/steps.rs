@@ -484,6 +484,60 @@ fn a_lost_return_is_repeated() {
     assert_eq!(it.acts.dials.len(), 1);
 }
 
+/// RETURN without RECALL is lost, and with it the only *processed* of a packet with ACK, while the
+/// peer has another link. This side has no operation for which it would dial.
+#[test]
+fn an_acknowledgement_by_a_lost_return_is_repeated() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let (_, request) = it.acts.dials[0];
+    it.request(1, Some(request.gives));
+    let accepted = it.hello(1, 1);
+    it.settle(accepted);
+    let send = SendOp {
+        op: 2,
+        uses: Uses::Message(8),
+        ack: true,
+    };
+    let sent = it.core.send(it.peer, send, &mut it.acts);
+    sent.expect("room");
+    it.core.sent(own, Number::new(1), &mut it.acts);
+    let grant = it.grant();
+    let recall = false;
+    it.packet(accepted, 0, 99, Body::Credit { grant, recall });
+    let eager = |ack| {
+        let message = Message {
+            ack,
+            ..Message::default()
+        };
+        let payload = Payload { offset: 32, len: 8 };
+        Body::Eager { message, payload }
+    };
+    it.packet(accepted, 0, 99, eager(true));
+    it.acts.packets.clear();
+    it.core.flush(&mut it.acts);
+    let (link, packet) = &it.acts.packets[0];
+    assert!(matches!(packet.body, Body::Return(_)));
+    assert_eq!((*link, packet.header.processed), (own, Number::new(1)));
+    assert_eq!((it.acts.packets.len(), it.core.owes()), (1, false));
+    // the peer has processed the operation of this side, which has nothing under way any more
+    let header = Header {
+        number: Number::new(1),
+        processed: Number::new(2),
+        seen: GrantNumber::new(99),
+        to: PeerIndex::new(it.peer.number()),
+    };
+    let body = eager(false);
+    it.core
+        .arrived(accepted, &Packet { header, body }, (), &mut it.acts);
+    assert_eq!(it.acts.completed, [(1, Ok(())), (2, Ok(()))]);
+    it.end(own);
+    assert_eq!(it.acts.dials.len(), 2);
+    it.core.check();
+}
+
 #[test]
 fn a_request_of_a_replaced_endpoint_is_rejected() {
     let mut it = Scene::new();

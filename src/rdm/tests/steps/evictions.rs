@@ -152,3 +152,38 @@ fn a_link_whose_eviction_was_refused_counts_as_used() {
     let used = it.core.links.get(accepted).expect("a link").used;
     assert_eq!(used, 1_000);
 }
+
+const MS: u64 = 1_000_000;
+
+impl Scene {
+    fn at_time(&mut self, time: u64) {
+        self.core.set_now(time);
+        self.core.tick(&mut self.acts);
+    }
+}
+
+/// CLOSE (demand) is lost with its link, and with it the only *processed* of a packet with ACK.
+#[test]
+fn an_acknowledgement_by_a_lost_demand_is_repeated() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.send(it.peer, 2);
+    (it.acts.full, it.acts.rma) = (true, true);
+    let other = it.core.peer_at(place(3)).expect("a peer");
+    it.send(other, 5);
+    it.at_time(52 * MS);
+    let message = Message {
+        ack: true,
+        ..Message::default()
+    };
+    let payload = Payload { offset: 32, len: 8 };
+    it.packet(own, 0, 99, Body::Eager { message, payload });
+    it.core.flush(&mut it.acts);
+    it.acts.rma = false;
+    it.at_time(54 * MS);
+    assert_eq!(it.last_close(), (accepted, Some(Close::Demand)));
+    it.core.sent(accepted, Number::new(1), &mut it.acts);
+    assert_eq!((it.acts.completed.len(), it.core.owes()), (2, false));
+    it.end(accepted);
+    // the other link is ended in order to dial
+    assert_eq!(it.acts.ends, [accepted, own]);
+}
