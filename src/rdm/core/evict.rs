@@ -94,7 +94,7 @@ impl<I: Io> Core<I> {
             if silent.is_none() && self.is_overdue(key) {
                 silent = Some(key);
             }
-            if open != Some(key) || no_room.contains(&peer) {
+            if self.link_to_close(peer) != Some(key) || no_room.contains(&peer) {
                 continue;
             }
             let Some(link) = self.links.get(key) else {
@@ -166,25 +166,53 @@ impl<I: Io> Core<I> {
         Some(peer)
     }
 
-    /// Asks the peer, on the out-link, whether the links to it can be ended. `false`: they are in
-    /// use.
+    /// The link on which a peer is asked for its place: the out-link, or without one a link that
+    /// the peer may use, if this side needs no out-link.
+    fn link_to_close(&self, key: PeerKey) -> Option<LinkKey> {
+        let peer = self.peers.get(key)?;
+        if peer.out.is_some() {
+            return self.open_link(key);
+        }
+        if self.needs(key) {
+            return None;
+        }
+        let mut links = [peer.own, peer.accepted].into_iter().flatten();
+        links.find(|link| self.is_open(*link))
+    }
+
+    /// Asks the peer whether the links to it can be ended. `false`: they are in use.
     pub fn evict(&mut self, peer: PeerKey, io: &mut I) -> bool {
         let key = self.resolve(peer);
-        let Some(out) = self.open_link(key).filter(|_| self.is_idle(key)) else {
+        let link = self.link_to_close(key);
+        let Some(link) = link.filter(|_| self.is_idle(key)) else {
             return false;
         };
-        if !self.post_close(key, out, Close::Ask, io) {
+        self.ask_on(key, link, Close::Ask, io)
+    }
+
+    /// Posts CLOSE (ask) or (demand) to a link, on which nothing of this side is under way.
+    /// `false`: no room.
+    fn ask_on(&mut self, key: PeerKey, link: LinkKey, close: Close, io: &mut I) -> bool {
+        if !self.post_close(key, link, close, io) {
             self.release_own_requests(key, io);
             return false;
         }
-        io.down(key, out);
-        self.begin_closing(key, &[out], Closing::Asked);
+        if self.open_link(key).is_some() {
+            io.down(key, link);
+        }
+        self.begin_closing(key, &[link], Closing::Asked);
         true
     }
 
     /// Begins to evict the out-link of a peer that uses it: drains it, then demands its place.
-    fn demand(&mut self, peer: PeerKey, io: &mut I) -> bool {
-        self.begin_drain(peer, None, io)
+    /// Without an out-link there is nothing to drain.
+    fn demand(&mut self, key: PeerKey, io: &mut I) -> bool {
+        match self.link_to_close(key) {
+            Some(link) if self.open_link(key).is_none() => {
+                self.ask_on(key, link, Close::Demand, io)
+            }
+            _ => self.begin_drain(key, None, io),
+        }
     }
 
     /// Stops posting to a peer, and waits until RMA on its out-link has completed; then answers the
@@ -274,7 +302,8 @@ impl<I: Io> Core<I> {
         }
         self.hold_own_requests(key, false, io);
         let Some((out, link)) = out.and_then(|out| Some((out, self.links.get_mut(out)?))) else {
-            return;
+            // what has waited for the answer may need an out-link
+            return self.advance(key, io);
         };
         (link.used, link.since) = (now, now);
         if let Some(terms) = link.terms {
@@ -488,8 +517,9 @@ impl<I: Io> Core<I> {
             }
             (Close::Accept, Closing::Asked) => self.close_links(key, io),
             (Close::Refuse, Closing::Asked) => {
+                let now = self.now;
                 if let Some(from) = self.links.get_mut(link) {
-                    from.refused = true;
+                    (from.refused, from.used, from.since) = (true, now, now);
                 }
                 if let Some(peer) = self.peers.get_mut(key) {
                     peer.demanded = false;
@@ -500,20 +530,11 @@ impl<I: Io> Core<I> {
                 if !self.is_idle(key) {
                     return self.refuse_on(key, link, io);
                 }
-                if !self.post_close(key, link, Close::Accept, io) {
-                    self.release_own_requests(key, io);
-                    return self.refuse_on(key, link, io);
-                }
-                if let Some(out) = self.open_link(key) {
-                    io.down(key, out);
-                }
-                let all = [Some(link), out];
-                let all: Vec<_> = all.into_iter().flatten().collect();
-                self.begin_closing(key, &all, Closing::Accepted);
-                if self.config.circuits {
-                    // CLOSE was the last packet of each side
-                    self.close_links(key, io);
-                }
+                self.accept_close(key, link, io);
+            }
+            // nothing of this side is under way on a link
+            (Close::Demand, Closing::No) if out.is_none() && self.is_linked(key) => {
+                self.accept_close(key, link, io);
             }
             (Close::Demand, Closing::No) => {
                 let drains = self.is_linked(key) && self.begin_drain(key, Some(link), io);
@@ -522,6 +543,25 @@ impl<I: Io> Core<I> {
                 }
             }
             _ => self.violation(link, io),
+        }
+    }
+
+    /// Accepts on the link of a question, while nothing of this side is under way on a link; or
+    /// refuses, if there is no room.
+    fn accept_close(&mut self, key: PeerKey, link: LinkKey, io: &mut I) {
+        if !self.post_close(key, link, Close::Accept, io) {
+            self.release_own_requests(key, io);
+            return self.refuse_on(key, link, io);
+        }
+        if let Some(out) = self.open_link(key) {
+            io.down(key, out);
+        }
+        let out = self.peers.get(key).and_then(|peer| peer.out);
+        let all: Vec<_> = [Some(link), out].into_iter().flatten().collect();
+        self.begin_closing(key, &all, Closing::Accepted);
+        if self.config.circuits {
+            // CLOSE was the last packet of each side
+            self.close_links(key, io);
         }
     }
 

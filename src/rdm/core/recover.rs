@@ -96,7 +96,7 @@ impl<I: Io> Core<I> {
             return;
         }
         ending.state = State::Ending;
-        let agreed = ending.closing == Closing::Accepted;
+        let closing = ending.closing;
         let mut drain = None;
         if let Some(peer) = self.peers.get_mut(key)
             && peer.out == Some(link)
@@ -117,12 +117,15 @@ impl<I: Io> Core<I> {
         if let Some(question) = drain.and_then(|drain| drain.question) {
             self.refuse_on(key, question, io);
         }
-        if agreed {
+        // the link of CLOSE need not be the out-link
+        if matches!(closing, Closing::Asked | Closing::Accepted)
+            && let Some(peer) = self.peers.get_mut(key)
+        {
+            (peer.closing, peer.close_at) = (false, When::NONE);
+            self.retimed = true;
+        }
+        if closing == Closing::Accepted {
             // the peer ends all of them
-            if let Some(peer) = self.peers.get_mut(key) {
-                (peer.closing, peer.close_at) = (false, When::NONE);
-                self.retimed = true;
-            }
             self.end_links(key, io);
         }
     }
@@ -489,7 +492,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Whether the peer needs an out-link.
-    fn needs(&self, key: PeerKey) -> bool {
+    pub(super) fn needs(&self, key: PeerKey) -> bool {
         let Some(peer) = self.peers.get(key) else {
             return false;
         };
@@ -516,7 +519,8 @@ impl<I: Io> Core<I> {
         if peer.itself {
             return self.loop_back(key, io);
         }
-        if peer.out.is_none() {
+        // while a link is being evicted, the answer or its end is awaited
+        if peer.out.is_none() && !peer.closing {
             let links = [peer.own, peer.accepted];
             if let Some(link) = links
                 .into_iter()

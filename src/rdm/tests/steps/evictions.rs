@@ -160,6 +160,20 @@ impl Scene {
         self.core.set_now(time);
         self.core.tick(&mut self.acts);
     }
+
+    /// The out-link of an idle peer with two links has broken. The other one is none: its terms
+    /// were stated before. Another peer needs the place.
+    fn without_out_link() -> (Self, LinkKey) {
+        let (mut it, accepted, own) = Self::with_two_links();
+        it.end(accepted);
+        it.acts.ends.clear();
+        assert_eq!((it.core.links_to(it.peer), it.acts.dials.len()), (1, 1));
+        assert_eq!(it.core.out_link(it.peer), None);
+        it.acts.full = true;
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 5);
+        (it, own)
+    }
 }
 
 /// CLOSE (demand) is lost with its link, and with it the only *processed* of a packet with ACK.
@@ -186,4 +200,79 @@ fn an_acknowledgement_by_a_lost_demand_is_repeated() {
     it.end(accepted);
     // the other link is ended in order to dial
     assert_eq!(it.acts.ends, [accepted, own]);
+}
+
+/// A link that the peer alone may use has a place too.
+#[test]
+fn a_side_without_out_link_asks_on_its_other_link() {
+    let (mut it, own) = Scene::without_out_link();
+    assert_eq!(it.last_close(), (own, Some(Close::Ask)));
+    assert!(it.acts.ends.is_empty());
+    it.core.check();
+    it.packet(own, 0, 99, Body::Close(Close::Accept));
+    assert_eq!(it.acts.ends, [own]);
+    it.core.ended(own, &mut it.acts);
+    it.acts.full = false;
+    it.at_time(30 * MS);
+    assert_eq!(it.acts.dials.len(), 2);
+    it.core.check();
+}
+
+/// The peer uses the link, so its place is demanded after a turn. Operations wait for the answer.
+#[test]
+fn a_side_without_out_link_demands_the_place_of_its_other_link() {
+    let (mut it, own) = Scene::without_out_link();
+    it.packet(own, 0, 99, Body::Close(Close::Refuse));
+    it.at_time(48 * MS);
+    assert_eq!(it.last_close(), (own, Some(Close::Ask)));
+    it.at_time(52 * MS);
+    assert_eq!(it.last_close(), (own, Some(Close::Demand)));
+    it.send(it.peer, 2);
+    assert_eq!((it.acts.ends.len(), it.acts.dials.len()), (0, 1));
+    it.packet(own, 0, 99, Body::Close(Close::Accept));
+    assert_eq!(it.acts.ends, [own]);
+    it.core.ended(own, &mut it.acts);
+    it.acts.full = false;
+    it.at_time(54 * MS);
+    assert_eq!(it.acts.dials.len(), 3);
+    it.core.check();
+}
+
+/// What has waited for an answer continues after CLOSE (refuse), after the end of the link, and
+/// after 1 s without an answer.
+#[test]
+fn operations_that_wait_for_an_answer_without_out_link_continue() {
+    for case in 0..3 {
+        let (mut it, own) = Scene::without_out_link();
+        it.send(it.peer, 2);
+        assert!(it.acts.ends.is_empty());
+        match case {
+            // an own link that is no use is ended in order to dial
+            0 => it.packet(own, 0, 99, Body::Close(Close::Refuse)),
+            1 => it.core.broken(own, &mut it.acts),
+            _ => it.at_time(1_001 * MS),
+        }
+        assert_eq!(it.acts.ends, [own], "{case}");
+        it.core.ended(own, &mut it.acts);
+        it.acts.full = false;
+        it.at_time(it.core.now + 30 * MS);
+        assert_eq!(it.acts.dials.len(), 3, "{case}");
+        it.core.check();
+    }
+}
+
+#[test]
+fn a_side_without_out_link_accepts_a_demand() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.end(accepted);
+    it.acts.ends.clear();
+    it.packet(own, 0, 99, Body::Close(Close::Demand));
+    assert_eq!(it.last_close(), (own, Some(Close::Accept)));
+    // operations wait for the end of the link
+    it.send(it.peer, 2);
+    assert_eq!((it.acts.ends.len(), it.acts.dials.len()), (0, 1));
+    it.core.broken(own, &mut it.acts);
+    it.core.ended(own, &mut it.acts);
+    it.at_time(30 * MS);
+    assert_eq!((it.acts.dials.len(), it.core.violations), (2, 0));
 }
