@@ -13,7 +13,7 @@ use super::lengths::{LengthOption, Lengths};
 use super::link::Link;
 use super::local::MAX_IOV;
 use super::refusal;
-use super::scratch::Scratch;
+use super::scratch::{ATOMIC_SIZE, Scratch};
 use super::slab::{Bounce, Slab};
 use super::sq::{Signal, Sq};
 use super::transmit::Transmit;
@@ -183,7 +183,8 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
-    /// Checks the properties that do not depend on the peer. Returns the length in bytes.
+    /// Checks the properties that do not depend on the regions of the peer. Returns the length in
+    /// bytes.
     #[inline]
     pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
         // checked before the list is read: a wrong count may exceed the list
@@ -198,6 +199,13 @@ impl<Q: Sq> Initiator<Q> {
         }
         if inject && len > self.max_inject[class] {
             return Err(refusal::too_long_to_inject(len, self.max_inject[class]));
+        }
+        // with other keys the base of the region counts too
+        if matches!(op.opcode, SendOpcode::FetchAdd | SendOpcode::CompareSwap)
+            && !op.remote_addr.is_multiple_of(ATOMIC_SIZE as u64)
+            && self.has_native_key(op)
+        {
+            return Err(refusal::unaligned(op.remote_addr));
         }
         Ok(len)
     }

@@ -28,8 +28,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the endpoint was made without atomics.
-    /// - `EINVAL`: the result buffer is not 8 bytes long, the target address is no multiple of 8,
-    ///   or a descriptor is wrong.
+    /// - `EINVAL`: the result buffer is not 8 bytes long, the target address is no multiple of 8 with
+    ///   a key of the device, or a descriptor is wrong. With other keys the base of the region is
+    ///   known when the key is resolved: then an unaligned target is an error entry.
     /// - `EKEYREJECTED`: the value cannot be a key of the peer.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - the errors of [`Self::send`].
@@ -86,9 +87,6 @@ impl Endpoint {
         }
         if result.count() != 0 && result.len() != ATOMIC_SIZE {
             return Err(refusal::other_result(result.len()));
-        }
-        if !addr.is_multiple_of(ATOMIC_SIZE as u64) {
-            return Err(refusal::unaligned(addr));
         }
         let op = (op, kind);
         Ok(Transmit::atomic(op, result, (addr, key), context, flags))

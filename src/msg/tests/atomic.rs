@@ -1,5 +1,6 @@
 //! Atomics.
 
+use super::keys::in_form;
 use super::transfer::no_completion;
 use super::*;
 use crate::queue::Counter;
@@ -154,6 +155,51 @@ fn counters_count_fetches_as_reads_and_the_rest_as_writes() {
     assert_eq!(counters[0].wait(1, Some(LIMIT)), Ok(()));
     assert_eq!(counters[1].wait(3, Some(LIMIT)), Ok(()));
     assert_eq!((counters[0].read(), counters[1].read()), (1, 3));
+}
+
+/// The address of the target is what has to be aligned: with offsets, the sum of base and offset.
+#[test]
+fn the_base_of_a_region_counts_for_the_alignment_of_an_offset() {
+    for mode in [Mode::empty(), Mode::PROV_KEY, Mode::VIRT_ADDR] {
+        let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL | mode);
+        let mut memory = vec![0_u64; 8];
+        let start = memory.as_mut_ptr().cast::<u8>().wrapping_add(4);
+        let config = RegionConfig {
+            buffers: &[crate::mr::Buffer {
+                addr: start.cast_const().cast(),
+                len: 48,
+            }],
+            access: Access::all(),
+            requested_key: 5,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the region is dropped before the memory, which does not move.
+        let region = unsafe { Region::register(server.domain.mr(), &config) }.unwrap();
+        let base = match mode.contains(Mode::VIRT_ADDR) {
+            true => start as u64,
+            false => 0,
+        };
+        let to = |offset| (base + offset, region.key());
+        let add = |value, offset, context| {
+            let op = (AtomicOp::Add(value), AtomicKind::Base);
+            // SAFETY: no buffers.
+            unsafe { (client.ep).atomic(op, LocalIov::NONE, to(offset), context, None) }
+        };
+        add(1, 4, 7).unwrap();
+        assert_eq!(client.completion().unwrap().context, 7, "{mode:?}");
+        client.ep.inject_atomic(AtomicOp::Add(2), to(4)).unwrap();
+        add(4, 4, 8).unwrap();
+        assert_eq!(client.completion().unwrap().context, 8, "{mode:?}");
+        add(8, 0, 9).unwrap();
+        let error = client.completion().unwrap_err();
+        let found = (error.completion.context, error.err);
+        assert_eq!(found, (9, FiErrno::EINVAL), "{mode:?}");
+        // the refusal does not end the connection
+        add(16, 12, 10).unwrap();
+        assert_eq!(client.completion().unwrap().context, 10, "{mode:?}");
+        drop(region);
+        assert_eq!(memory, [0, 7, 16, 0, 0, 0, 0, 0], "{mode:?}");
+    }
 }
 
 #[test]
