@@ -33,8 +33,15 @@ impl Shared {
     /// Starts to connect.
     pub(crate) fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
         let data = self.introducer().data(data)?;
-        if self.control.lock().side.passive {
-            return Err(FiErrno::EOPBADSTATE);
+        {
+            let control = self.control.lock();
+            if control.side.passive {
+                return Err(FiErrno::EOPBADSTATE);
+            }
+            // before the endpoint is enabled: it remains free to be configured
+            if peer.or(control.side.dst).is_none() {
+                return Err(FiErrno::EINVAL);
+            }
         }
         self.enable()?;
         if self.config.xrc {

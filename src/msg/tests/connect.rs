@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::Ordering;
 
 use super::*;
+use crate::msg::LengthOption;
 use crate::queue::Counter;
 use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{AsyncEvent, AsyncListener as _};
@@ -425,6 +426,22 @@ fn posting_at_the_wrong_time_is_refused() {
     side.recv(&buffer, 8, 5).unwrap();
     side.ep.close();
     assert_eq!(side.completion().unwrap_err().completion.context, 5);
+}
+
+#[test]
+fn a_connect_without_an_address_does_not_enable() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let client = Side::new(&device, config(CLIENT), false);
+    assert_eq!(client.ep.connect(None, b"hello"), Err(FiErrno::EINVAL));
+    let mut name = address(&device);
+    name.set_port(0);
+    client.ep.set_name(name).unwrap();
+    client.ep.set_length(LengthOption::InjectMsg, 8).unwrap();
+    client.ep.connect(Some(addr), b"hello").unwrap();
+    let _server = accept(&device, &client, &eq);
+    assert!(matches!(next_event(&client.eq), Ok(Told::Connected(..))));
 }
 
 #[test]

@@ -311,6 +311,10 @@ static void name_active(int bound, struct sockaddr_in to)
 	if (!bound)
 		bind_client();
 	is_named(&client.ep->fid, own);
+	/* a call that is refused does not enable the endpoint */
+	RETURNS(fi_connect(client.ep, NULL, NULL, 0), -FI_EINVAL);
+	RETURNS(set_name(&client.ep->fid, own), 0);
+	is_named(&client.ep->fid, own);
 	MUST(fi_enable(client.ep));
 	is_named(&client.ep->fid, own);
 	RETURNS(set_name(&client.ep->fid, at(node, 0)), -FI_EOPBADSTATE);
