@@ -24,7 +24,8 @@ impl Shared {
     /// Changes the state from idle to enabled. Does nothing in a later state, except that a closed
     /// endpoint is an error.
     pub(crate) fn enable(&self) -> Result<()> {
-        // an endpoint that cannot be enabled yet remains free to be bound to another event queue
+        // An endpoint that is not complete remains free to be bound to another event queue. After a
+        // later error it keeps that of its domain: its identifier is on the channel of the queue.
         if !self.is_complete(&self.control.lock())? {
             return Ok(());
         }

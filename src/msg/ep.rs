@@ -240,7 +240,8 @@ impl Endpoint {
     /// Binds the event queue for connection events (`fi_ep_bind(3)`).
     ///
     /// # Errors
-    /// `EINVAL`: an event queue is bound already. `EOPBADSTATE`: enabled already.
+    /// `EINVAL`: an event queue is bound already, also that of the domain, which [`Self::enable`]
+    /// binds even if it fails afterwards. `EOPBADSTATE`: enabled already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
         self.shared.bind_sink(&sink)
