@@ -17,9 +17,6 @@ use crate::{connreq, getinfo};
 pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
-    /// Maximum length in bytes of the application's data in a connection message, for endpoints
-    /// that have the authorization keys of this passive endpoint.
-    pub(crate) cm_data_size: usize,
     pub(crate) eq: Mutex<Option<User>>,
     pub(crate) _fabric: User,
 }

@@ -10,7 +10,6 @@ use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::msg::{PassiveEndpoint, PepConfig};
 use weft::verbs::Device;
-use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 
 use crate::addr::Format;
 use crate::ep::{cm, opt};
@@ -82,10 +81,7 @@ pub(crate) unsafe extern "C" fn open(
         let user = fabric.users.add()?;
         let api_version = fabric.api_version;
         let xrc = getinfo::is_xrc(view);
-        let cm_data_size = match getinfo::auth_keys(api_version, view)? {
-            (None, None) => CM_DATA_SIZE,
-            _ => KEYED_CM_DATA_SIZE,
-        };
+        getinfo::auth_keys(api_version, view)?; // refuses keys that are too long
         let object = Object::open_with(|handle| {
             let engine = PassiveEndpoint::open(
                 &device,
@@ -109,7 +105,6 @@ pub(crate) unsafe extern "C" fn open(
                 Pep {
                     engine,
                     format,
-                    cm_data_size,
                     eq: Mutex::new(None),
                     _fabric: user,
                 },

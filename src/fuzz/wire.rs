@@ -1,6 +1,6 @@
 //! Decoders of everything that peers send: private data of the connection manager, and packets.
 
-use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
+use crate::wire::cm_data::{CmData, MAX_CM_DATA};
 use crate::wire::msg_xrc;
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message};
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LinkRejection, LinkReply, LinkRequest};
@@ -26,7 +26,7 @@ pub fn cm_data(data: &[u8]) {
             packet.resize(196, 0xff);
             assert_eq!(CmData::decode(&packet).data(), data);
         }
-        Err(_) => assert!(data.len() > CM_DATA_SIZE),
+        Err(_) => assert!(data.len() > MAX_CM_DATA),
     }
     msg_xrc(data);
 }

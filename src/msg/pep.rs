@@ -301,7 +301,8 @@ impl PassiveEndpoint {
     /// Rejects a request and sends `data` to the peer's application (`fi_reject(3)`).
     ///
     /// # Errors
-    /// `EINVAL`: `data` is too long. The request is rejected nevertheless, without data.
+    /// `EINVAL`: `data` is longer than [`MAX_CM_DATA`](crate::wire::cm_data::MAX_CM_DATA) bytes.
+    /// The request is rejected nevertheless, without data.
     pub fn reject(request: ConnectRequest, data: &[u8]) -> Result<()> {
         request.refuse(&CmData::new(data)?)
     }

@@ -12,13 +12,15 @@ use crate::errno::{FiErrno, Result};
 /// the part that rdma_cm uses.
 pub const PRIVATE_DATA_SIZE: usize = 56;
 
-/// Maximum length of application data in bytes: `FI_OPT_CM_DATA_SIZE`.
+/// Maximum length in bytes of application data that an introduction follows: `FI_OPT_CM_DATA_SIZE`
+/// of endpoints.
 pub const CM_DATA_SIZE: usize = MAX_CM_DATA - INTRODUCTION_SIZE;
 
 /// As [`CM_DATA_SIZE`], for an introduction with an authorization key.
 pub const KEYED_CM_DATA_SIZE: usize = MAX_CM_DATA - KEYED_SIZE;
 
-/// Maximum length in bytes of the application data of a peer that sends no introduction.
+/// Maximum length in bytes of application data that no introduction follows: that of rejections,
+/// and of peers that are not `weft`. `FI_OPT_CM_DATA_SIZE` of passive endpoints.
 pub const MAX_CM_DATA: usize = PRIVATE_DATA_SIZE - 1;
 
 /// Application data of a connection request, of its acceptance or of its rejection.
@@ -36,12 +38,13 @@ impl CmData {
         introduction: None,
     };
 
-    /// From an application's data.
+    /// From an application's data. There is room for an introduction behind at most
+    /// [`CM_DATA_SIZE`] or [`KEYED_CM_DATA_SIZE`] bytes.
     ///
     /// # Errors
-    /// `EINVAL`: `data` is longer than [`CM_DATA_SIZE`], as `fi_connect(3)` requires.
+    /// `EINVAL`: `data` is longer than [`MAX_CM_DATA`].
     pub fn new(data: &[u8]) -> Result<Self> {
-        if data.len() > CM_DATA_SIZE {
+        if data.len() > MAX_CM_DATA {
             return Err(FiErrno::EINVAL);
         }
         Ok(Self::clipped(data))
@@ -115,7 +118,7 @@ mod tests {
 
     #[test]
     fn every_length_survives_the_wire_padded_or_not() {
-        for length in 0..=CM_DATA_SIZE {
+        for length in 0..=MAX_CM_DATA {
             let data: Vec<u8> = (0..length).map(|i| i as u8 ^ 0xa5).collect();
             let sent = CmData::new(&data).unwrap();
             assert_eq!(sent.encoded().len(), length + 1);
@@ -161,7 +164,7 @@ mod tests {
 
     #[test]
     fn too_much_is_refused() {
-        assert_eq!(CmData::new(&[0; CM_DATA_SIZE + 1]), Err(FiErrno::EINVAL));
+        assert_eq!(CmData::new(&[0; MAX_CM_DATA + 1]), Err(FiErrno::EINVAL));
         assert_eq!(CmData::new(&[0; 4096]), Err(FiErrno::EINVAL));
     }
 

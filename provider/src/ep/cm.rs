@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::PassiveEndpoint;
-use weft::wire::cm_data::CM_DATA_SIZE;
+use weft::wire::cm_data::MAX_CM_DATA;
 
 use crate::addr::Format;
 use crate::connreq;
@@ -100,8 +100,8 @@ unsafe fn data_of<'a>(param: *const c_void, len: usize) -> Result<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
     }
-    if param.is_null() || len > CM_DATA_SIZE {
-        return Err(FiErrno::EINVAL); // the limit of FI_OPT_CM_DATA_SIZE
+    if param.is_null() || len > MAX_CM_DATA {
+        return Err(FiErrno::EINVAL); // endpoints check their own FI_OPT_CM_DATA_SIZE, which is less
     }
     // SAFETY: not NULL; the caller passes `len` bytes.
     Ok(unsafe { std::slice::from_raw_parts(param.cast::<u8>(), len) })

@@ -8,6 +8,7 @@ use weft::errno::{FiErrno, Result};
 use weft::msg::{ATOMIC_SIZE, LengthOption};
 use weft::rdm::MAX_ATOMIC_SIZE;
 use weft::verbs::Device;
+use weft::wire::cm_data::MAX_CM_DATA;
 
 use crate::ep::msg_ep::Ep;
 use crate::ep::rdm_ep::RdmEp;
@@ -74,10 +75,10 @@ pub(crate) unsafe extern "C" fn getopt_pep(
 ) -> c_int {
     // SAFETY: a passive endpoint by the contract of fi_getopt(3).
     let pep = unsafe { object::<Pep>(handle) };
-    on(pep, |pep| {
+    on(pep, |_| {
         match (level.cast_unsigned(), name.cast_unsigned()) {
             // SAFETY: a buffer and its length by the contract of fi_getopt(3).
-            (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => unsafe { answer(pep.cm_data_size, buf, len) },
+            (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => unsafe { answer(MAX_CM_DATA, buf, len) },
             _ => Err(FiErrno::ENOPROTOOPT),
         }
     })

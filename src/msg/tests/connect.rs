@@ -8,6 +8,7 @@ use crate::msg::LengthOption;
 use crate::queue::Counter;
 use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{AsyncEvent, AsyncListener as _};
+use crate::wire::cm_data::MAX_CM_DATA;
 
 #[test]
 fn a_device_is_listed_with_its_addresses() {
@@ -252,6 +253,33 @@ fn a_request_is_rejected_with_data() {
     assert_eq!((error.owner, error.err), (CLIENT, FiErrno::ECONNREFUSED));
     assert_eq!(error.cm_data.data(), b"go away");
     assert_eq!(client.ep.peer_addr(), Err(FiErrno::ENOTCONN));
+}
+
+/// No introduction follows the data of a rejection.
+#[test]
+fn a_rejection_has_room_for_more_data_than_a_request() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    for (data, arrives) in [
+        (&[7; MAX_CM_DATA][..], true),
+        (&[7; MAX_CM_DATA + 1], false),
+    ] {
+        let client = Side::new(&device, config(CLIENT), false);
+        client.ep.connect(Some(addr), b"hello").unwrap();
+        let request = pump(&client, || {
+            let taken = eq.read(false, |event| match event {
+                Event::ConnReq { request, .. } => Ok(request.take()),
+                other => panic!("{other:?}"),
+            });
+            taken.ok()
+        });
+        let rejected = PassiveEndpoint::reject(request.unwrap(), data);
+        assert_eq!(rejected.is_ok(), arrives);
+        let error = next_error(&client.eq);
+        assert_eq!(error.err, FiErrno::ECONNREFUSED);
+        assert_eq!(error.cm_data.data(), if arrives { data } else { b"" });
+    }
 }
 
 #[test]
