@@ -31,6 +31,7 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     getopt: Some(opt::getopt_pep),
+    setopt: Some(opt::setopt_pep),
     ..stub::ep_base::<FI_ENOSYS>()
 });
 

@@ -520,6 +520,11 @@ impl Endpoint {
         self.shared.config.durable
     }
 
+    /// Maximum length in bytes of injected data with which the endpoint was made.
+    pub fn inject_size(&self) -> usize {
+        self.shared.config.inject_size
+    }
+
     /// Whether the endpoint was made with atomics.
     pub fn has_atomics(&self) -> bool {
         self.shared.config.atomics

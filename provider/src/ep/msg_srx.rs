@@ -29,7 +29,11 @@ static FID_OPS: fi_ops = fi_ops {
     ..stub::fid::<FI_ENOSYS>()
 };
 
-static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(stub::ep_base::<FI_ENOSYS>());
+static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
+    getopt: Some(getopt),
+    setopt: Some(setopt),
+    ..stub::ep_base::<FI_ENOSYS>()
+});
 static CM: fi_ops_cm = stub::cm::<FI_ENOSYS>();
 static RMA: fi_ops_rma = stub::rma::<FI_ENOSYS>();
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>();
@@ -92,6 +96,32 @@ pub(crate) unsafe extern "C" fn open(
         unsafe { *out = object.as_ptr().cast() };
         Ok(0)
     })
+}
+
+/// `fi_getopt(3)` of shared receive contexts of connected endpoints, which have no options.
+unsafe extern "C" fn getopt(
+    handle: *mut fid,
+    _level: c_int,
+    _name: c_int,
+    _buf: *mut c_void,
+    _len: *mut usize,
+) -> c_int {
+    // SAFETY: a context by the contract of fi_getopt(3).
+    let srx = unsafe { object::<Srx>(handle) };
+    on(srx, |_| Err(FiErrno::ENOPROTOOPT))
+}
+
+/// `fi_setopt(3)` of shared receive contexts of connected endpoints.
+unsafe extern "C" fn setopt(
+    handle: *mut fid,
+    _level: c_int,
+    _name: c_int,
+    _buf: *const c_void,
+    _len: usize,
+) -> c_int {
+    // SAFETY: a context by the contract of fi_setopt(3).
+    let srx = unsafe { object::<Srx>(handle) };
+    on(srx, |_| Err(FiErrno::ENOPROTOOPT))
 }
 
 /// The configuration that the attributes request.

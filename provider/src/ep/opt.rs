@@ -66,6 +66,7 @@ fn length(name: u32) -> Result<LengthOption> {
     }
 }
 
+/// `fi_getopt(3)` of passive endpoints.
 pub(crate) unsafe extern "C" fn getopt_pep(
     handle: *mut fid,
     level: c_int,
@@ -84,6 +85,20 @@ pub(crate) unsafe extern "C" fn getopt_pep(
     })
 }
 
+/// `fi_setopt(3)` of passive endpoints, whose only option is read only.
+pub(crate) unsafe extern "C" fn setopt_pep(
+    handle: *mut fid,
+    _level: c_int,
+    _name: c_int,
+    _buf: *const c_void,
+    _len: usize,
+) -> c_int {
+    // SAFETY: a passive endpoint by the contract of fi_setopt(3).
+    let pep = unsafe { object::<Pep>(handle) };
+    on(pep, |_| Err(FiErrno::ENOPROTOOPT))
+}
+
+/// `fi_getopt(3)` of connected endpoints.
 pub(crate) unsafe extern "C" fn getopt(
     handle: *mut fid,
     level: c_int,
@@ -101,8 +116,10 @@ pub(crate) unsafe extern "C" fn getopt(
             // SAFETY: a buffer and its length by the contract of fi_getopt(3).
             FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.common.p2p), buf, len) },
             FI_OPT_CM_DATA_SIZE => ep.engine.cm_data_size(),
-            FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
-                ATOMIC_SIZE
+            FI_OPT_MAX_ATOMIC_SIZE if ep.engine.has_atomics() => ATOMIC_SIZE,
+            // fi_endpoint(3): not more than inject_size, although operands are always copied
+            FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
+                ATOMIC_SIZE.min(ep.engine.inject_size())
             }
             name => ep.engine.length(length(name).map_err(|_| no_option(name))?),
         };

@@ -14,6 +14,8 @@
  *
  * refused: fi_passive_ep with an fi_info that no device can satisfy.
  *
+ * options: fi_getopt and fi_setopt of passive endpoints, of shared receive contexts, and of an endpoint with atomics.
+ *
  * older: fi_passive_ep with an fi_info of the sizes of libfabric 1.17, in front of memory that cannot be read.
  *
  * Exits with 0, or prints the failure. Needs only libfabric 1.17. */
@@ -372,6 +374,41 @@ static void refused(void)
 	RETURNS(fi_passive_ep(server.fabric, info, &pep, NULL), -FI_EINVAL);
 }
 
+/* fi_endpoint(3): FI_OPT_CM_DATA_SIZE is read only; of a passive endpoint it is "the maximum size of the data that may be
+ * present as part of a connection request event", and other providers send 55 bytes. FI_OPT_INJECT_ATOMIC_SIZE "must be
+ * less than or equal to tx_attr->inject_size". An option that there is not is -FI_ENOPROTOOPT. */
+static void options(void)
+{
+	enum { INJECT_ATOMIC_SIZE = 19 /* FI_OPT_INJECT_ATOMIC_SIZE of libfabric 2.0 */, NO_OPTION = 9999 };
+	struct fi_info *hints = fi_allocinfo(), *info;
+	size_t value = 0, size = sizeof value;
+	struct fid_pep *pep;
+	struct fid_ep *srx;
+
+	open_ends();
+	MUST(open_at(at(node, 0), &pep));
+	RETURNS(fi_getopt(&pep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &value, &size), 0);
+	IS(value == 55 && size == sizeof value);
+	RETURNS(fi_getopt(&pep->fid, FI_OPT_ENDPOINT, NO_OPTION, &value, &size), -FI_ENOPROTOOPT);
+	RETURNS(fi_setopt(&pep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &value, sizeof value), -FI_ENOPROTOOPT);
+	RETURNS(fi_setopt(&pep->fid, FI_OPT_ENDPOINT, NO_OPTION, &value, sizeof value), -FI_ENOPROTOOPT);
+	MUST(fi_close(&pep->fid));
+	MUST(fi_srx_context(server.domain, NULL, &srx, NULL));
+	RETURNS(fi_getopt(&srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &value, &size), -FI_ENOPROTOOPT);
+	RETURNS(fi_setopt(&srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &value, sizeof value), -FI_ENOPROTOOPT);
+	MUST(fi_close(&srx->fid));
+	hints->caps = FI_MSG | FI_ATOMIC;
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	hints->fabric_attr->prov_name = strdup(provider);
+	MUST(fi_getinfo(FI_VERSION(1, 17), node, "0", FI_SOURCE, hints, &info));
+	MUST(fi_endpoint(client.domain, info, &client.ep, NULL));
+	MUST(fi_getopt(&client.ep->fid, FI_OPT_ENDPOINT, INJECT_ATOMIC_SIZE, &value, &size));
+	IS(value <= 8 && value <= info->tx_attr->inject_size);
+	IS(value == 8 || value == info->tx_attr->inject_size);
+	MUST(fi_close(&client.ep->fid));
+}
+
 /* The domain attributes had 192 bytes before 1.20. */
 static void older(void)
 {
@@ -403,7 +440,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} modes[] = { { "setname", setname }, { "reserved", reserved }, { "renamed", renamed }, { "active", active }, { "refused", refused }, { "older", older } };
+	} modes[] = { { "setname", setname }, { "reserved", reserved }, { "renamed", renamed }, { "active", active }, { "refused", refused },
+		    { "options", options }, { "older", older } };
 
 	if (argc != 4)
 		die("usage: passive MODE PROV NODE");
