@@ -69,6 +69,11 @@ impl Access {
         self.intersects(Self::READ | Self::RECV | Self::REMOTE_WRITE)
     }
 
+    /// These uses without those of peers.
+    pub(super) fn local(self) -> Self {
+        self & !(Self::REMOTE_READ | Self::REMOTE_WRITE)
+    }
+
     /// Whether peers can access the region; if not, no peer can use its key.
     pub fn is_remote(self) -> bool {
         self.intersects(Self::REMOTE_READ | Self::REMOTE_WRITE)

@@ -82,12 +82,17 @@ pub struct Scope<'a> {
 
 impl MrDomain {
     /// The regions of a domain with this protection domain.
-    pub(crate) fn new(pd: Arc<Pd>, config: MrConfig) -> Arc<Self> {
+    pub(crate) fn new(pd: Arc<Pd>, mut config: MrConfig) -> Arc<Self> {
         monitor::count_forks();
         let mode = config.form.mode;
         // found by trying, and only where it matters
         let on_demand = !mode.contains(Mode::ALLOCATED)
             && pd.device().behaviour().is_ok_and(|seen| seen.odp.works());
+        let paging = mode.paging(on_demand);
+        if paging == Paging::Unregistered {
+            // regions have no lkeys
+            config.form.desc = DescRule::Ignored;
+        }
         let implicit =
             if config.form.desc == DescRule::Required || config.local != LocalMemory::Best {
                 None
@@ -97,7 +102,7 @@ impl MrDomain {
         Arc::new(Self {
             pd,
             config,
-            paging: mode.paging(on_demand),
+            paging,
             keyed: Mutex::default(),
             directories: Mutex::default(),
             keys_in_use: Mutex::default(),
@@ -124,7 +129,8 @@ impl MrDomain {
         &self.pd
     }
 
-    /// The parameters.
+    /// The parameters. If the mode needs on-demand paging that the device does not have, the rule
+    /// for descriptors is [`DescRule::Ignored`].
     pub fn config(&self) -> &MrConfig {
         &self.config
     }
@@ -355,6 +361,39 @@ fn implicit(pd: &Arc<Pd>) -> Option<Mr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::mr::{Access, Desc, LocalKeys, Use, tests};
+    use crate::verbs::devices;
+    use crate::verbs::replaced::{self, PAGED};
+
+    /// Without a bit for pages, on a device whose on-demand paging writes beside the buffer.
+    #[test]
+    #[allow(unsafe_code, reason = "looks up lkeys")]
+    fn a_device_with_broken_paging_registers_nothing_on_demand() {
+        let device = devices(&[replaced::with_broken_paging()], false).remove(0);
+        assert!(!device.behaviour().unwrap().odp.works());
+        assert_ne!(PAGED.replace(0), 0);
+        let config = DomainConfig {
+            mr: MrConfig {
+                form: Form::new(Mode::empty(), true),
+                local: LocalMemory::Each,
+                ..MrConfig::default()
+            },
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&device, config).unwrap();
+        let memory = vec![0_u8; 4096];
+        let region = tests::region(&domain, &memory, Access::all(), 7);
+        assert!(!region.access().is_remote());
+        assert_eq!(region.key(), 7);
+        region.refresh(&[]).unwrap();
+        let mut keys = LocalKeys::new(domain.mr(), domain.pd());
+        // SAFETY: the region is open; nothing is posted.
+        unsafe { keys.lkey(Desc(region.desc()), &tests::iov(&memory), Use::Sink) }.unwrap();
+        keys.release_taken();
+        region.close().unwrap();
+        assert_eq!(PAGED.get(), 0);
+    }
 
     #[test]
     fn a_cache_is_opened_again_after_an_error_that_may_pass() {

@@ -39,13 +39,16 @@ pub(crate) enum Paging {
     Pinned,
     /// The device faults pages in on access.
     OnDemand,
+    /// Regions have no registration. For a mode that needs on-demand paging, on a device without
+    /// it: local buffers are used as if they had no descriptor, and peers access no region.
+    Unregistered,
     /// Pinned where present; the application reports changes. `whole`: all pages must be present at
     /// registration.
     Refreshed { whole: bool },
 }
 
 impl Mode {
-    /// The paging of this mode. `on_demand`: whether the device has on-demand paging.
+    /// The paging of this mode. `on_demand`: whether the device has on-demand paging that works.
     pub(crate) fn paging(self, on_demand: bool) -> Paging {
         match (
             self.contains(Self::ALLOCATED),
@@ -53,9 +56,10 @@ impl Mode {
         ) {
             (true, false) => Paging::Pinned,
             (true, true) => Paging::Refreshed { whole: true },
-            (false, true) if !on_demand => Paging::Refreshed { whole: false },
-            // a device without on-demand paging refuses the registration
-            (false, _) => Paging::OnDemand,
+            (false, _) if on_demand => Paging::OnDemand,
+            (false, true) => Paging::Refreshed { whole: false },
+            // The application may exchange the pages without a report, so they cannot be pinned.
+            (false, false) => Paging::Unregistered,
         }
     }
 }

@@ -72,7 +72,8 @@ impl Region {
                 "the pages are pinned until fi_close: the domain was opened without mr_mode FI_MR_MMU_NOTIFY"
             )),
             Paging::OnDemand if self.is_on_demand() => registration.prefetch(self, ranges),
-            Paging::OnDemand => Ok(()), // nothing pins or unpins its pages
+            // nothing pins or unpins its pages
+            Paging::OnDemand | Paging::Unregistered => Ok(()),
             Paging::Refreshed { .. } => {
                 let own = registration.refresh(ranges);
                 own.and(self.elsewhere.refresh(ranges))

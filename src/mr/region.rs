@@ -318,22 +318,27 @@ impl Region {
             (None, Some(base)) => base.dmabuf.clone(),
             (None, None) => None,
         };
-        let in_use = if config.access.is_remote() && !mode.contains(Mode::PROV_KEY) {
+        let memory = config.memory.is_some() || config.base.is_some_and(|of| of.memory().is_some());
+        let access = match domain.paging() {
+            Paging::Unregistered if dmabuf.is_none() && !memory => config.access.local(),
+            _ => config.access,
+        };
+        let in_use = if access.is_remote() && !mode.contains(Mode::PROV_KEY) {
             Some(KeyInUse::take(domain, config.requested_key)?)
         } else {
             None
         };
         Ok(Arc::new(Self {
             magic: AtomicU32::new(MAGIC),
-            access: config.access,
+            access,
             registration: OnceLock::new(),
             elsewhere: Arc::default(),
             buffers: joined(config.buffers),
             len,
             requested_key: config.requested_key,
             counted: config.counted,
-            once: config.once && config.access.is_remote(),
-            persistent: config.persistent && config.access.is_remote(),
+            once: config.once && access.is_remote(),
+            persistent: config.persistent && access.is_remote(),
             bindings: Mutex::default(),
             pending: Arc::default(),
             _key_in_use: in_use,
@@ -606,7 +611,8 @@ impl Region {
         Arc::as_ptr(self).cast_mut().cast()
     }
 
-    /// The permitted operations.
+    /// The permitted operations: those of the configuration, without those of peers if the mode
+    /// needs on-demand paging that the device does not have.
     pub fn access(&self) -> Access {
         self.access
     }

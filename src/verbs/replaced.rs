@@ -81,6 +81,47 @@ pub(crate) fn with_busy_regions() -> &'static Backend {
 }
 
 thread_local! {
+    /// How many registrations of this thread were on demand.
+    pub(crate) static PAGED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Registers other memory instead, if the registration is on demand.
+unsafe extern "C" fn paged_elsewhere(
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut sys::ibv_mr {
+    let verbs = &softverbs::backend().verbs;
+    let rights = access.cast_unsigned();
+    if rights & sys::IBV_ACCESS_ON_DEMAND == 0 {
+        // SAFETY: as in `busy_region`.
+        return unsafe { (verbs.ibv_reg_mr)(pd, addr, length, access) };
+    }
+    PAGED.set(PAGED.get() + 1);
+    if length == usize::MAX {
+        set_errno(libc::EINVAL);
+        return std::ptr::null_mut();
+    }
+    let other = Box::leak(vec![0_u8; length].into_boxed_slice());
+    let (other, pinned) = (
+        other.as_mut_ptr().cast(),
+        rights & !sys::IBV_ACCESS_ON_DEMAND,
+    );
+    // SAFETY: the caller's protection domain, and memory that is never freed.
+    unsafe { sys::ibv_reg_mr_iova(verbs, pd, other, length, addr as u64, pinned) }
+}
+
+/// A device that accepts on-demand registrations, and accesses other memory through them. They are
+/// counted in [`PAGED`].
+pub(crate) fn with_broken_paging() -> &'static Backend {
+    let mut backend = *softverbs::backend();
+    backend.name = "broken paging";
+    backend.verbs.ibv_reg_mr = paged_elsewhere;
+    Box::leak(Box::new(backend))
+}
+
+thread_local! {
     /// How many registrations of this thread were moved.
     pub(crate) static MOVES: Cell<u32> = const { Cell::new(0) };
 }

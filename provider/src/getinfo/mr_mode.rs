@@ -131,8 +131,8 @@ pub(crate) fn forms(
 }
 
 /// As [`forms`], for endpoints with many peers that access no region: the form without bits, unless
-/// the application offered a value from before API 1.5. Regions are for local use only, so every
-/// device supports it.
+/// the application offered a value from before API 1.5. Every device supports it: without on-demand
+/// paging the engine registers no regions, and uses local buffers without their descriptors.
 ///
 /// # Errors
 /// As [`forms`].

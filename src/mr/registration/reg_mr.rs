@@ -15,7 +15,7 @@ use crate::verbs::{Mr, Pd, Rkey};
 
 /// Registrations of a region's buffers with the device.
 pub(super) enum Registered {
-    /// One for each buffer, until the region ends.
+    /// One for each buffer, until the region ends; none if the region is unregistered.
     Fixed(Vec<Mr>),
     /// One for each run of present pages.
     Segments(Segments),
@@ -44,6 +44,7 @@ pub(super) fn reg_mr(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<R
         _ if region.memory().is_some() => {} // its pages are always present
         Paging::Pinned => {}
         Paging::OnDemand => rights |= sys::IBV_ACCESS_ON_DEMAND,
+        Paging::Unregistered => return Ok(Registered::Fixed(Vec::new())),
         Paging::Refreshed { whole } => {
             let segments = Segments::new(pd, &region.buffers, rights)
                 .inspect_err(|&error| explain(error, region.len()))?;

@@ -65,6 +65,7 @@ class Rdm(common.CProgram):
 
     def test_buffers_in_regions(self):
         self.succeeds(programs.SYSTEM, "regions")
+        self.succeeds(programs.SYSTEM, "regions", SOFTVERBS_ODP="0")
 
     def test_messages_to_the_endpoint_itself(self):
         self.succeeds(programs.SYSTEM, "self")
