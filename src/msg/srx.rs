@@ -113,8 +113,9 @@ struct Posting {
 }
 
 impl Posting {
-    /// Examines two slots, and releases the registrations of regions there if the receive is
-    /// complete: the slots that are used again are the last ones that became free.
+    /// Examines two slots, and releases the registrations there if the receive is complete: the
+    /// slots that are used again are the last ones that became free, so those of a burst of
+    /// receives may not be used again for long.
     fn release_some(&mut self, slots: &SharedSlots) {
         for _ in 0..2 {
             self.next = match self.next + 1 {
@@ -122,7 +123,7 @@ impl Posting {
                 _ => 0,
             };
             if let Some(kept) = self.held.get_mut(self.next)
-                && matches!(kept.first(), Some(Kept::Region(_)))
+                && !kept.is_empty()
                 && !slots.is_posted(self.next as u32)
             {
                 self.local.exchange(kept);
@@ -286,6 +287,12 @@ impl SharedRx {
         self.queue.get().and_then(|queue| queue.srq().number())
     }
 
+    /// Number of registrations of receives that are not released yet.
+    #[cfg(test)]
+    pub(super) fn registrations(&self) -> usize {
+        self.posting.lock().held.iter().map(Vec::len).sum()
+    }
+
     pub(super) fn slots(&self) -> &Arc<SharedSlots> {
         &self.slots
     }
@@ -378,8 +385,8 @@ fn post_early(early: &mut Vec<Early>, wr_id: u64, sges: &[Sge]) -> Result<()> {
     Ok(())
 }
 
-/// Stores a receive's registrations until its slot number is reused; the receive is complete by
-/// then.
+/// Stores a receive's registrations until its slot number is reused, or
+/// [`Posting::release_some`] finds the receive complete.
 #[inline]
 fn hold(held: &mut Vec<Vec<Kept>>, number: usize, keys: &mut LocalKeys) {
     if number >= held.len() && keys.has_taken() {

@@ -346,3 +346,44 @@ fn a_close_awaits_the_last_receive_of_the_queue_pair() {
     }
     drop(clients);
 }
+
+/// After a burst of receives, the registrations of their buffers end although the later receives,
+/// one at a time, use one slot.
+#[test]
+fn registrations_of_a_burst_of_receives_end() {
+    let target = vec![0_u8; SIZE * 64];
+    for local in [LocalMemory::Each, LocalMemory::Cached] {
+        let kind = DomainConfig {
+            mr: MrConfig {
+                form: Form::new(Mode::NATIVE, false),
+                local,
+                ..MrConfig::default()
+            },
+            ..DomainConfig::default()
+        };
+        let (clients, servers, srx) = connections_in(kind, 1, false, |_| {});
+        let (client, server) = (&clients[0], &servers[0]);
+        let source = Buffer::all(&client.domain, 64);
+        let receive = |place: usize| {
+            let iov = libc::iovec {
+                iov_base: target[place * 64..].as_ptr().cast_mut().cast(),
+                iov_len: 64,
+            };
+            // SAFETY: the memory outlives the context.
+            unsafe { srx.recv(LocalIov::single(&iov, &Desc::NULL), place) }.unwrap();
+        };
+        let complete = |place: usize| {
+            client.send(&source, 64, 0).unwrap();
+            client.completion().unwrap();
+            assert_eq!(server.completion().unwrap().context, place);
+        };
+        (0..SIZE).for_each(receive);
+        assert_eq!(srx.registrations(), SIZE, "{local:?}");
+        (0..SIZE).for_each(complete);
+        for _ in 0..SIZE {
+            receive(0);
+            complete(0);
+        }
+        assert_eq!(srx.registrations(), 1, "{local:?}");
+    }
+}
