@@ -138,6 +138,7 @@ fn in_a_process() {
         Ok("unshared") => forks::unshared(),
         Ok("renumbered") => forks::renumbered(),
         Ok("gate") => gate::closed(),
+        Ok("taken") => ways::taken(),
         Ok("window") => window::window(),
         Ok("refused") => {
             refuse();
@@ -164,6 +165,11 @@ fn what_keeps_its_pages_is_kept() {
 #[test]
 fn memory_whose_changes_are_not_told_is_not_kept() {
     run("untold", None);
+}
+
+#[test]
+fn a_program_cannot_watch_what_is_watched() {
+    run("taken", None);
 }
 
 #[test]

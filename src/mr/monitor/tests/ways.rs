@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::super::userfault;
 use super::device::{Tested, transfer};
 use super::{BOUNDS, PAGE, map, open};
+use crate::errno::FiErrno;
 
 const LEN: usize = 4 * PAGE;
 /// Constants of linux/mman.h, some of which the C library's declarations lack.
@@ -262,4 +263,16 @@ pub(super) fn untold() {
         assert_eq!(advise(place, PAGE, libc::MADV_DONTNEED), 0);
         assert!(!own(place), "not there any more");
     }
+}
+
+/// A second descriptor, as of the application, cannot watch a mapping that the monitor watches.
+pub(super) fn taken() {
+    let monitor = userfault::Userfault::get().expect("userfaultfd");
+    let place = somewhere() as u64;
+    monitor.watch_range(place, place + PAGE as u64).unwrap();
+    let (other, reader) = userfault::without_thread();
+    let beside = place + 2 * PAGE as u64;
+    let refused = other.watch_range(beside, beside + PAGE as u64);
+    assert_eq!(refused, Err(FiErrno::EBUSY));
+    reader.end();
 }
