@@ -14,7 +14,9 @@
               without a lock"
 )]
 
+use std::ffi::{c_int, c_void};
 use std::num::NonZeroU32;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// Without a wiped page: 0 until forks are counted, then 1 and the number of forks since.
@@ -107,6 +109,9 @@ fn begin() -> bool {
     let Some(page) = wiped_page() else {
         return begin_with_handler();
     };
+    let page = page.cast::<AtomicU32>().as_ptr();
+    // SAFETY: the start of the page is aligned, writable, and known to no other thread.
+    unsafe { page.write(AtomicU32::new(FIRST)) };
     let forks = (&raw const FORKS).cast_mut();
     let (set, read) = (Ordering::Release, Ordering::Relaxed);
     // An error is that another thread was faster: then this page, of which no reference exists, is
@@ -115,9 +120,16 @@ fn begin() -> bool {
     true
 }
 
-/// A page that is zeroed in forked children, with the number [`FIRST`]. `None`: no memory, or a
-/// kernel without such pages.
-fn wiped_page() -> Option<*mut AtomicU32> {
+/// A new page of zeros, which the kernel zeroes again in forked children, also in children of
+/// these. It belongs to the caller, and stays mapped. `None`: no memory, or a kernel without such
+/// pages.
+pub fn wiped_page() -> Option<NonNull<c_void>> {
+    // SAFETY: `new_page` passes its own mapping, to which nothing refers yet.
+    new_page(|page, size, advice| unsafe { libc::madvise(page, size, advice) })
+}
+
+/// As [`wiped_page`], with this `madvise(2)`.
+fn new_page(madvise: impl Fn(*mut c_void, usize, c_int) -> c_int) -> Option<NonNull<c_void>> {
     // SAFETY: asks for a number.
     let size = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -127,19 +139,15 @@ fn wiped_page() -> Option<*mut AtomicU32> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // An emulation of Linux can accept each advice and follow none.
-    // SAFETY: the mapping made above; an advice that does not exist changes nothing.
-    let ignored = unsafe { libc::madvise(page, size, -1) } == 0;
-    // SAFETY: as above.
-    if ignored || unsafe { libc::madvise(page, size, libc::MADV_WIPEONFORK) } != 0 {
-        // SAFETY: as above; nothing refers to it.
+    // An emulation of Linux can accept each advice and follow none. An advice that does not exist
+    // changes nothing.
+    let ignored = madvise(page, size, -1) == 0;
+    if ignored || madvise(page, size, libc::MADV_WIPEONFORK) != 0 {
+        // SAFETY: the mapping made above; nothing refers to it.
         unsafe { libc::munmap(page, size) };
         return None;
     }
-    let word = page.cast::<AtomicU32>();
-    // SAFETY: the start of the page is aligned, writable, and known to no other thread.
-    unsafe { word.write(AtomicU32::new(FIRST)) };
-    Some(word)
+    NonNull::new(page)
 }
 
 /// [`begin`] without a wiped page.
@@ -279,6 +287,14 @@ mod tests {
         // SAFETY: `status` is writable.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0);
+    }
+
+    /// As a kernel without such pages, and as an emulation of Linux that follows no advice.
+    #[test]
+    fn a_page_that_is_not_wiped_is_refused() {
+        assert!(wiped_page().is_some());
+        assert_eq!(new_page(|_, _, _| -1), None);
+        assert_eq!(new_page(|_, _, _| 0), None);
     }
 
     #[test]

@@ -15,30 +15,18 @@ const OPEN: u64 = 1 << 32;
 pub(crate) struct Gate(&'static AtomicU64);
 
 impl Gate {
-    /// The gate of the process; `None` if the kernel has no such pages (before 4.14).
+    /// The gate of the process; `None` if there are no such pages: no memory, Linux before 4.14, or
+    /// an emulation that does not wipe them.
     pub(crate) fn get() -> Option<Self> {
         static GATE: OnceLock<Option<Gate>> = OnceLock::new();
         *GATE.get_or_init(Self::make)
     }
 
     fn make() -> Option<Self> {
-        let len = 1; // rounded up to a page by mmap(2)
-        // SAFETY: a new mapping, which is never unmapped and only referenced here; its start is
+        let page = forks::wiped_page()?.cast::<AtomicU64>();
+        // SAFETY: a page of zeros, which is never unmapped and only referenced here; its start is
         // aligned.
-        let word: &'static AtomicU64 = unsafe {
-            let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let page = libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0);
-            if page == libc::MAP_FAILED {
-                return None;
-            }
-            let size = libc::sysconf(libc::_SC_PAGESIZE).unsigned_abs() as usize;
-            if libc::madvise(page, size, libc::MADV_WIPEONFORK) != 0 {
-                libc::munmap(page, size);
-                return None;
-            }
-            &*page.cast::<AtomicU64>()
-        };
+        let word: &'static AtomicU64 = unsafe { page.as_ref() };
         word.store(OPEN, Ordering::Release);
         Some(Self(word))
     }
