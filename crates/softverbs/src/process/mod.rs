@@ -4,7 +4,6 @@
 //! There is one [`Process`] from the first `ibv_open_device` until the process ends. A forked child
 //! that opens the device gets its own.
 
-mod fork;
 mod incoming;
 mod own_copies;
 mod pool;
@@ -130,7 +129,7 @@ pub(crate) struct Process {
     _probe: Box<u64>,
     /// Descriptors of the completion channels' doorbells, which peers open.
     pub(crate) channels: Lock<Vec<i32>>,
-    fork: fork::Guard,
+    owner: forks::Owner,
 }
 
 /// Files that persistent flushes write back.
@@ -236,7 +235,6 @@ impl Process {
         let pulls = sys::with_room(MAX_QPS + MAX_SRQS)?;
         let dead_peers = sys::with_room(progress::DEAD_PEERS)?;
         // The steps that are not undone on a failure come last.
-        let fork = fork::Guard::new()?;
         let (registry, slot) = Registry::enter(Entry {
             identity,
             segment_fd: segment.fd(),
@@ -292,7 +290,7 @@ impl Process {
             retry_thread: retry_thread::RetryThread::default(),
             _probe: probe,
             channels: Lock::new(Vec::new()),
-            fork,
+            owner: forks::Owner::this_process(),
         })
     }
 
@@ -300,7 +298,7 @@ impl Process {
     /// use the object.
     #[inline]
     pub(crate) fn forked(&self) -> bool {
-        self.fork.forked()
+        !self.owner.is_this_process()
     }
 
     /// Returns `self`, for a call on one of the process's objects.
