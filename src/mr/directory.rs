@@ -253,7 +253,7 @@ mod tests {
     use crate::flags::Flags;
     use crate::queue::{Counter, WaitKind};
     use crate::verbs::devices;
-    use crate::verbs::replaced::{self, BUSY, MOVES, WAITS};
+    use crate::verbs::replaced::{self, BUSY, MOVES, RESERVES, WAITS};
     use crate::wire::records::Block;
     use std::sync::Weak;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -442,6 +442,30 @@ mod tests {
         };
         // SAFETY: tests drop the memory last.
         unsafe { Region::register(domain.mr(), &config) }.unwrap()
+    }
+
+    /// A peer is stopped in the middle of an access to the second buffer of a region. Its owner
+    /// drops the region after the close has failed: the key of the first buffer, and the list,
+    /// which the peer may use too, are not free.
+    #[test]
+    fn a_region_that_is_dropped_after_a_failed_close_frees_no_key() {
+        let device = devices(&[replaced::with_busy_regions()], false).remove(0);
+        let domain = tests::domain(&device, Mode::ALLOCATED | Mode::LOCAL, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let (block, _peer) = severed(&directory);
+        let words = &block.place.words;
+        words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+        let memory = [0_u8; 64];
+        let region = region_of(&domain, &memory, 2, 1);
+        RESERVES.set(1);
+        assert_eq!(region.close(), Err(FiErrno::EBUSY));
+        // a registration that is ended would wait
+        BUSY.set(true);
+        drop(region);
+        assert_eq!(WAITS.get(), 0);
+        BUSY.set(false);
+        RESERVES.set(u32::MAX);
+        block.leave();
     }
 
     /// A peer is stopped that holds keys. Its owner refreshes and closes regions of several

@@ -45,6 +45,9 @@ thread_local! {
     pub(crate) static BUSY: Cell<bool> = const { Cell::new(false) };
     /// How many of them would have waited for the peer.
     pub(crate) static WAITS: Cell<u32> = const { Cell::new(0) };
+    /// How many registrations of this thread can reserve their keys before a peer uses the next
+    /// one.
+    pub(crate) static RESERVES: Cell<u32> = const { Cell::new(u32::MAX) };
     /// Which of this thread's next calls that bind or start a listener fails, counted from 1; 0:
     /// none.
     pub(crate) static LISTENER_FAILS: Cell<u32> = const { Cell::new(0) };
@@ -71,11 +74,32 @@ unsafe extern "C" fn busy_region_now(mr: *mut sys::ibv_mr) -> c_int {
     }
 }
 
-/// A device whose regions can be made busy by [`BUSY`].
+unsafe extern "C" fn busy_rereg(
+    mr: *mut sys::ibv_mr,
+    flags: c_int,
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let left = RESERVES.get();
+    RESERVES.set(left.saturating_sub(1));
+    match softverbs::backend().verbs.ibv_rereg_mr {
+        // SAFETY: as in `busy_region`.
+        Some(rereg) if left != 0 => unsafe { rereg(mr, flags, pd, addr, length, access) },
+        _ => {
+            set_errno(libc::EBUSY);
+            -1
+        }
+    }
+}
+
+/// A device whose regions can be made busy by [`BUSY`] and [`RESERVES`].
 pub(crate) fn with_busy_regions() -> &'static Backend {
     let mut backend = *softverbs::backend();
     backend.name = "busy regions";
     backend.verbs.ibv_dereg_mr = busy_region;
+    backend.verbs.ibv_rereg_mr = Some(busy_rereg);
     backend.verbs.softdv_dereg_mr_now = Some(busy_region_now);
     Box::leak(Box::new(backend))
 }

@@ -99,6 +99,8 @@ impl Drop for Registration {
             // These registrations permit no access and their keys stay reserved. Deregistering them
             // would block again.
             self.mrs.get_mut().drain(..).for_each(std::mem::forget);
+            // Peers may use the keys of the others, the lists and the event cell as well.
+            std::mem::forget(std::mem::take(self.record.get_mut()));
         }
     }
 }
