@@ -36,6 +36,14 @@ macro_rules! forward {
     };
 }
 
+/// Programs for rdma-core may expect an event of each readable channel.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    softverbs::answer_every_wake();
+    // SAFETY: the caller fulfils the requirements of the function's man page.
+    unsafe { (softverbs::backend().verbs.ibv_create_comp_channel)(context) }
+}
+
 fn unsupported<T>(result: T) -> T {
     set_errno(libc::EOPNOTSUPP);
     result
@@ -59,7 +67,6 @@ forward! {
         ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
         ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
         ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
-        ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
         ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
         ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq;
         ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;

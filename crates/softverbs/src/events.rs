@@ -10,10 +10,7 @@ use rdma_core_sys::{ibv_cq, ibv_event_type, ibv_qp, ibv_srq};
 
 use crate::process::Process;
 use crate::sync::Lock;
-use crate::sys::{Epoll, Errno, Grow, Pipe, Res, epoll_readable};
-
-/// Maximum number of rounds of progress in one call. A peer can ring this process all the time.
-const ROUNDS: usize = 4;
+use crate::sys::{Epoll, Errno, Grow, Pipe, Res};
 
 /// The object that an event reports on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +85,7 @@ impl AsyncQueue {
         }
         drop(events);
         if was_last {
-            self.work_until_quiet();
+            self.process.prepare_sleep();
         }
         dropped as u32
     }
@@ -102,21 +99,9 @@ impl AsyncQueue {
         }
         drop(events);
         if event.is_some() && is_empty {
-            self.work_until_quiet();
+            self.process.prepare_sleep();
         }
         event
-    }
-
-    /// Makes progress until the descriptor is not readable, or is for an event. The progress of one
-    /// round can ring this process, for another one.
-    fn work_until_quiet(&self) {
-        for _ in 0..ROUNDS {
-            self.process.prepare_sleep();
-            let readable = epoll_readable(self.epoll.fd(), 0);
-            if readable != Ok(true) || !self.events.lock().is_empty() {
-                break;
-            }
-        }
     }
 
     /// The next event; waits for it unless the descriptor is non-blocking.

@@ -94,6 +94,7 @@ mod xrc;
 use std::sync::OnceLock;
 
 pub use cm::hide_ends_of_requests;
+pub use cq::answer_every_wake;
 pub use log::set_log;
 use rdma_core_sys::Backend;
 

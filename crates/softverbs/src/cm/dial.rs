@@ -70,7 +70,7 @@ pub(super) fn call(state: &mut State, id: &Shared, names: &[String]) -> Res<Call
                 state.end_permissions();
                 state.names.insert(0, sock.renewed()?);
                 // Without descriptors for it, the address is not shared.
-                let _ = state.renew_permissions();
+                let _ = state.add_permissions();
             }
             _ => state.names.insert(0, sock),
         }

@@ -247,6 +247,16 @@ impl State {
         Ok(())
     }
 
+    /// Makes the permissions that a bound id lacks.
+    pub(super) fn add_permissions(&mut self) -> Res<()> {
+        if let Some(named) = self.named {
+            let has = |name: &str| self.permissions.iter().any(|own| own.name == name);
+            let added = self.permissions_of(&named, |name| self.owns(name) && !has(name))?;
+            self.permissions.extend(added);
+        }
+        Ok(())
+    }
+
     /// Ends the permissions for names that are not among those of the id any more. The caller still
     /// has the sockets of these names, and drops them afterwards: another id can own such a name
     /// then, which has not given this permission.

@@ -7,7 +7,10 @@ mod moderation;
 mod poll;
 mod yielding;
 
-pub(crate) use channel::{Channel, ack_cq_events, create_channel, destroy_channel, get_cq_event};
+pub use channel::answer_every_wake;
+pub(crate) use channel::{
+    Channel, ack_cq_events, answers_every_wake, create_channel, destroy_channel, get_cq_event,
+};
 pub(crate) use moderation::{
     MAX_COUNT as MAX_MODERATION_COUNT, MAX_PERIOD as MAX_MODERATION_PERIOD,
 };

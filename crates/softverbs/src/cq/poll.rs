@@ -60,9 +60,9 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
 }
 
 /// Progress for a program whose polls are full each time, with completions of requests that it has
-/// just posted: messages that have arrived get their completions in the queue, behind those. No
-/// other work is postponed, although messages arrive: the count starts again, and the next polls
-/// may take the completions of these messages.
+/// just posted: messages that have arrived get their completions in the queue, behind those. This
+/// poll does all other work too. If it left the rest to a later poll, as polls that take messages
+/// do, the count would start again before that poll.
 #[cold]
 fn progress_behind(cq: &Cq, process: &Process) {
     process.progress();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::waiting::Waiting;
 use super::{Process, progress_flags};
 use crate::agent::Link;
-use crate::cq::{Cq, Poll};
+use crate::cq::{Cq, Poll, answers_every_wake};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, Went, notify_datagram, return_header};
 use crate::ring::Header;
@@ -56,8 +56,8 @@ const LIVENESS_TICKS: u64 = 2_000_000;
 /// microseconds, more on slow clocks.
 const PULL_TICKS: u64 = 100_000;
 
-/// Maximum rounds of progress before sleeping, for which the progress before rings this process.
-/// Peers can ring it all the time.
+/// Maximum rounds of progress before sleeping. A round is repeated if its own progress, or a peer,
+/// has rung this process.
 const OWN_RINGS: usize = 4;
 /// Batches of messages that are taken from each ring before sleeping: the capacity of a ring.
 const ROUNDS: usize = 32;
@@ -599,6 +599,7 @@ impl Process {
     /// peers that have failed.
     #[cold]
     fn look_at_peers(&self) {
+        self.count_wake();
         while let Ok((tokens, n)) = self.wake.wait(0) {
             let mut any = false;
             for &token in &tokens[..n] {
@@ -749,30 +750,29 @@ impl Process {
     /// readable.
     pub(crate) fn prepare_sleep(&self) {
         for _ in 0..OWN_RINGS {
-            if self.doorbell.drain() | self.timer.disarm() {
-                self.removed_wakes.fetch_add(1, Ordering::Relaxed);
-            }
+            self.count_wake();
+            self.doorbell.drain();
+            self.timer.disarm();
             self.will_sleep();
             heavy_fence();
             self.look_at_peers();
             self.progress();
-            // progress can ring this process, for another round of progress
+            for _ in 0..ROUNDS {
+                if !self.rings_ready() {
+                    break;
+                }
+                self.progress();
+            }
+            self.pull_all_pending();
             if epoll_readable(self.doorbell.read_fd(), 0) != Ok(true) {
                 break;
             }
-        }
-        for _ in 0..ROUNDS {
-            if !self.rings_ready() {
-                break;
-            }
-            self.progress();
         }
         // A peer that sends continuously must not keep the caller here. The doorbell makes the
         // caller return to the rest.
         if self.rings_ready() {
             self.doorbell.ring();
         }
-        self.pull_all_pending();
         self.arm_timer();
     }
 
@@ -781,8 +781,17 @@ impl Process {
         self.timer.arm(self.next_deadline());
     }
 
-    /// How often [`Self::prepare_sleep`] has made [`Process::wake`] unreadable; wraps.
+    /// To be called before this thread removes what makes [`Process::wake`] readable: another
+    /// thread may have seen it, and look for an event.
+    fn count_wake(&self) {
+        if answers_every_wake() && epoll_readable(self.wake.fd(), 0) == Ok(true) {
+            self.removed_wakes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// How often [`Process::wake`] was readable when a thread began to make it unreadable, in a
+    /// process that [answers](answers_every_wake) every wake; wraps.
     pub(crate) fn removed_wakes(&self) -> u32 {
-        self.removed_wakes.load(Ordering::Relaxed)
+        self.removed_wakes.load(Ordering::Acquire)
     }
 }

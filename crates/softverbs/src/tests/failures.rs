@@ -14,7 +14,7 @@ use crate::qp::meanwhile::{self, At};
 use crate::qp::{Qp, Went};
 use crate::ring::{Header, MAX_PAYLOAD, op};
 use crate::sync::heavy_fences;
-use crate::testing::{Buffer, End, RECVS, attributes, device, send_wr, verbs};
+use crate::testing::{Buffer, End, RECVS, attributes, device, is_alone, send_wr, verbs};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -234,6 +234,10 @@ fn awaits_flush(end: &End) -> bool {
 /// its receive in the ring.
 #[test]
 fn polls_that_always_find_a_completion_flush_a_failed_queue_pair() {
+    const NAME: &str = "polls_that_always_find_a_completion_flush_a_failed_queue_pair";
+    if !is_alone(&format!("tests::failures::{NAME}")) {
+        return;
+    }
     let (end, buffer) = (End::new(IBV_QPT_RC, false), Buffer::new(64));
     end.connect(end.number());
     let exchange = || {
