@@ -297,8 +297,9 @@ impl Endpoint {
     /// - `EOPNOTSUPP`: `REMOTE_READ` or `REMOTE_WRITE` in a domain without events.
     /// - `EBADFLAGS`: any other flag.
     /// - `EDOMAIN`: a counter of another domain.
-    /// - `EOPBADSTATE`: closed; or a kind is one of the peers' operations, and a peer is connected;
-    ///   or the process has not opened the enabled endpoint, but is a child of that which has.
+    /// - `EOPBADSTATE`: closed; or a kind is one of the peers' operations, and a connection exists
+    ///   that was begun while the endpoint had no counter of either; or the process has not opened
+    ///   the enabled endpoint, but is a child of that which has.
     /// - `EMFILE`, `ENOMEM`: resources of the process.
     pub fn bind_counter(self: &Arc<Self>, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !Arc::ptr_eq(counter.domain(), self.shared().domain.queues()) {

@@ -134,23 +134,21 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Whether the peers of an endpoint count their operations: decided by the first link, whose peer
-/// gets the address of the cell.
+/// Where the peers of an endpoint count their operations. The block of a link has the address of
+/// the cell, which does not change while the link exists.
 #[derive(Debug, Default)]
-enum EventCell {
-    #[default]
-    Undecided,
-    /// No counter was bound.
-    Absent,
-    Made(Arc<Cell>),
+struct PeerCounts {
+    /// Made for the first link that is begun with a counter of the peers' operations.
+    cell: Option<Arc<Cell>>,
+    /// Each block without a cell has a clone: its peer counts nothing.
+    uncounted: Arc<()>,
 }
 
-impl EventCell {
-    fn made(&self) -> Option<&Arc<Cell>> {
-        match self {
-            Self::Made(cell) => Some(cell),
-            Self::Undecided | Self::Absent => None,
-        }
+impl PeerCounts {
+    /// Whether a link was begun without a cell and has not ended.
+    fn has_uncounted_link(&self) -> bool {
+        // clones are made under the lock alone
+        Arc::strong_count(&self.uncounted) > 1
     }
 }
 
@@ -179,7 +177,7 @@ pub(super) struct Shared {
     /// What links ask of the driver.
     driver_requests: Mutex<Vec<DriverRequest>>,
     /// The event cell in which the peers count their operations, for the counters of these.
-    event_cell: Mutex<EventCell>,
+    peer_counts: Mutex<PeerCounts>,
     /// As if the device had no rings.
     #[cfg(test)]
     pub(super) no_rings: std::sync::atomic::AtomicBool,
@@ -220,7 +218,7 @@ impl Shared {
             cq_sources: Mutex::default(),
             parked: ParkedIds::default(),
             driver_requests: Mutex::default(),
-            event_cell: Mutex::default(),
+            peer_counts: Mutex::default(),
             #[cfg(test)]
             no_rings: false.into(),
             #[cfg(test)]
@@ -456,12 +454,12 @@ impl Shared {
     ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
-    /// - `EOPBADSTATE`: a peer is connected, and would not count operations of these kinds.
+    /// - `EOPBADSTATE`: a kind is one of the peers' operations, and a link was begun without a cell.
     /// - `EMFILE`, `ENOMEM`: resources of the process.
     pub(super) fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
-        let event_cell = self.event_cell.lock();
+        let peer_counts = self.peer_counts.lock();
         let events = Event::of(kinds);
-        if matches!(*event_cell, EventCell::Absent) && events.clone().next().is_some() {
+        if events.clone().next().is_some() && peer_counts.has_uncounted_link() {
             return Err(FiErrno::EOPBADSTATE);
         }
         if counter.waits() {
@@ -471,26 +469,27 @@ impl Shared {
                 .try_for_each(|source| source.make_wakeable())?;
         }
         self.counters.bind(counter, kinds)?;
-        if let EventCell::Made(cell) = &*event_cell {
+        if let Some(cell) = &peer_counts.cell {
             events.for_each(|event| counter.follow(Watch::new(cell, event)));
         }
         Ok(())
     }
 
-    /// The event cell of a new link, `None` without counters of the peers' operations.
-    fn event_cell(&self, directory: &Directory) -> Result<Option<Arc<Cell>>> {
-        let mut event_cell = self.event_cell.lock();
-        if matches!(*event_cell, EventCell::Undecided) {
+    /// The event cell of a new link, `None` without counters of the peers' operations; then also
+    /// what the block of the link keeps ([`PeerCounts::uncounted`]).
+    fn event_cell(&self, directory: &Directory) -> Result<(Option<Arc<Cell>>, Option<Arc<()>>)> {
+        let mut peer_counts = self.peer_counts.lock();
+        if peer_counts.cell.is_none() {
             let mut counters = self.counters.remote().peekable();
-            *event_cell = if counters.peek().is_none() {
-                EventCell::Absent
-            } else {
+            if counters.peek().is_some() {
                 let cell = directory.event_cell()?;
                 counters.for_each(|(event, counter)| counter.follow(Watch::new(&cell, event)));
-                EventCell::Made(cell)
-            };
+                peer_counts.cell = Some(cell);
+            }
         }
-        Ok(event_cell.made().cloned())
+        let PeerCounts { cell, uncounted } = &*peer_counts;
+        let uncounted = cell.is_none().then(|| Arc::clone(uncounted));
+        Ok((cell.clone(), uncounted))
     }
 
     /// The connection block of a link. `qp`: that of the link, which has none on a circuit.
@@ -504,15 +503,17 @@ impl Shared {
             return Ok(None);
         }
         let directory = self.domain.mr().directory(&self.pd)?;
-        let block = directory.block(self.event_cell(&directory)?)?;
-        Ok(Some(LinkBlock::new(self.weak(), link, qp, block)))
+        let (cell, uncounted) = self.event_cell(&directory)?;
+        let block = directory.block(cell)?;
+        let block = LinkBlock::new(self.weak(), link, qp, block, uncounted);
+        Ok(Some(block))
     }
 
     /// Adds the last operations of the peers, whose links have ended, to the counters, which keep
     /// the event cell no longer.
     pub(super) fn leave_cell(&self) {
-        let event_cell = self.event_cell.lock();
-        let Some(cell) = event_cell.made() else {
+        let peer_counts = self.peer_counts.lock();
+        let Some(cell) = &peer_counts.cell else {
             return;
         };
         for (_, counter) in self.counters.remote() {

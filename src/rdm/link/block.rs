@@ -17,16 +17,20 @@ pub(in crate::rdm) struct LinkBlock {
     pub(in crate::rdm) poster: Arc<LinkPoster>,
     block: Arc<ConnectionBlock>,
     notifier: Arc<RevocationNotifier<DirectoryLink>>,
+    /// A block without an event cell keeps it until it leaves the directory.
+    _uncounted: Option<Arc<()>>,
 }
 
 impl LinkBlock {
     /// Adds the link to the key directory, before the address of the block is sent. No lock is held
     /// that is after the directory's. `qp`: that of the link, which has none on a circuit.
+    /// `uncounted`: what a block without an event cell keeps (`Shared::event_cell`).
     pub(in crate::rdm) fn new(
         owner: Weak<dyn LinkOwner>,
         key: LinkKey,
         qp: Option<&Arc<Qp>>,
         block: ConnectionBlock,
+        uncounted: Option<Arc<()>>,
     ) -> Self {
         let poster = Arc::new(LinkPoster::new(owner, key, qp));
         let block = Arc::new(block);
@@ -39,6 +43,7 @@ impl LinkBlock {
             poster,
             block,
             notifier,
+            _uncounted: uncounted,
         }
     }
 

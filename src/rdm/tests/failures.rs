@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::breaks::counting_domain;
 use super::endpoints::{End, Transport, domain, queue, wait};
+use super::pull::error;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -290,6 +291,7 @@ fn an_enabled_endpoint_accepts_counters() {
             }
             assert_eq!(waiter.join().unwrap(), Ok(()));
         });
+        wait([&a, &b], [1, 1]);
         assert_eq!((received.read(), accessed.watched()), (1, 1));
         let late = Flags::REMOTE_READ;
         let bound = b.ep.bind_counter(&accessed, late);
@@ -301,6 +303,52 @@ fn an_enabled_endpoint_accepts_counters() {
             Err(FiErrno::EOPBADSTATE),
             "the peer has been told that nothing counts"
         );
+        assert_eq!(accessed.watched(), 2);
+        // without that peer
+        b.ep.close();
+        assert_eq!(accessed.watched(), 0);
+        let bind = || a.ep.bind_counter(&accessed, kind);
+        assert_eq!(bound_soon(&a, bind), Ok(()));
+        let c = End::with(&domain, a.ep.shared().config.clone(), 0);
+        exchange(&a, &c);
+        assert_eq!(accessed.watched(), 1);
+    });
+}
+
+/// What a bind returns when links that have begun to end have ended.
+fn bound_soon(end: &End, bind: impl Fn() -> Result<()>) -> Result<()> {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        let bound = bind();
+        if bound != Err(FiErrno::EOPBADSTATE) || Instant::now() > limit {
+            return bound;
+        }
+        end.cq.progress().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A dial that was refused does not prevent that a counter of the peers' operations is bound.
+#[test]
+fn an_endpoint_accepts_counters_after_a_refused_dial() {
+    let domain = counting_domain();
+    Transport::each(|transport| {
+        let config = EndpointConfig {
+            rma: true,
+            target: true,
+            connect_timeout: Some(Duration::from_secs(1)),
+            ..transport.config()
+        };
+        let a = End::with(&domain, config.clone(), 0);
+        let gone = End::with(&domain, config, 0);
+        let to_gone = a.knows(&gone);
+        gone.ep.close();
+        let bytes = [1; 8];
+        a.send(to_gone, None, &bytes, 1);
+        let _ = error(&a);
+        let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+        let bind = || a.ep.bind_counter(&counter, Flags::REMOTE_WRITE);
+        assert_eq!(bound_soon(&a, bind), Ok(()));
     });
 }
 

@@ -786,7 +786,13 @@ fn a_link_without_terms_has_not_ended() {
     let directory = domain.mr().directory(domain.pd()).unwrap();
     let link = || {
         let block = directory.block(None).unwrap();
-        LinkBlock::new(Weak::<Shared>::new(), LinkKey::from_number(1), None, block)
+        LinkBlock::new(
+            Weak::<Shared>::new(),
+            LinkKey::from_number(1),
+            None,
+            block,
+            None,
+        )
     };
     let (severed, ended) = (link(), link());
     assert!(severed.notifier().look().up && ended.notifier().look().up);
