@@ -462,8 +462,10 @@ impl Shared {
         if events.clone().next().is_some() && peer_counts.has_uncounted_link() {
             return Err(FiErrno::EOPBADSTATE);
         }
-        if counter.waits() {
-            let sources = self.cq_sources.lock();
+        // only these kinds make the counter watch the queues
+        if counter.waits() && kinds.intersects(Counters::KINDS) {
+            // the lock of the control state keeps the list
+            let sources = self.cq_sources.lock().clone();
             sources
                 .iter()
                 .try_for_each(|source| source.make_wakeable())?;

@@ -248,7 +248,8 @@ fn a_counter_leaves_the_queue_of_an_endpoint_that_ends() {
 }
 
 /// Counters that are bound to an enabled endpoint wake their waiters, although its queue has no wait
-/// object; those of the peers' operations are accepted until a peer is connected.
+/// object: the endpoint gets a descriptor, so the counter need not look at the queue periodically.
+/// Counters of the peers' operations are accepted until a peer is connected.
 #[test]
 fn an_enabled_endpoint_accepts_counters() {
     let domain = counting_domain();
@@ -260,6 +261,7 @@ fn an_enabled_endpoint_accepts_counters() {
         };
         let silent = CqConfig {
             wait: WaitKind::None,
+            sources_only: true,
             ..CqConfig::default()
         };
         let counter = || Counter::open(domain.queues(), WaitKind::Fd).unwrap();
@@ -272,11 +274,20 @@ fn an_enabled_endpoint_accepts_counters() {
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
             .unwrap();
         ep.enable().unwrap();
-        let kind = Flags::REMOTE_WRITE;
-        for (counter, kind) in [(&received, Flags::RECV), (&accessed, kind)] {
+        let has_fd = || ep.shared().cq_sources.lock()[0].fd().is_some();
+        ep.bind_counter(&received, Flags::empty()).unwrap();
+        for (counter, kind, wakes) in [
+            (&accessed, Flags::REMOTE_WRITE, false),
+            (&received, Flags::RECV, true),
+        ] {
             ep.bind_counter(counter, kind).unwrap();
             assert_eq!(ep.bind_counter(counter, kind), Err(FiErrno::EINVAL));
+            assert_eq!(has_fd(), wakes, "{kind:?}");
         }
+        // no timer
+        assert_eq!(received.trywait(), Ok(()));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!readable(received.fd().unwrap()));
         let b = End { ep, cq, av };
         let mut bytes = [0; 8];
         b.recv(None, &mut bytes, 2);
