@@ -12,7 +12,7 @@ use weft::mr::{MrConfig, MrDomain};
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use crate::domain::{Bound, Domain};
-use crate::ep::{msg_ep_ops, msg_srx, query_atomic, rdm_srx_ops};
+use crate::ep::{msg_srx, open, query_atomic, rdm_srx_ops};
 use crate::eq::Eq;
 use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
@@ -34,8 +34,8 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     av_open: Some(av::open),
     cq_open: Some(cq::open),
     cntr_open: Some(cntr::open),
-    endpoint: Some(msg_ep_ops::open),
-    endpoint2: Some(msg_ep_ops::open2),
+    endpoint: Some(open::open),
+    endpoint2: Some(open::open2),
     srx_ctx: Some(srx_ctx),
     poll_open: Some(poll::open),
     query_atomic: Some(query_atomic::query),

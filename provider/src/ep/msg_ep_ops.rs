@@ -20,7 +20,7 @@ use crate::ep::common::EpCommon;
 use crate::ep::control::{Cancel, Control, cancel, control};
 use crate::ep::msg_ep::{Ep, Tables};
 use crate::ep::msg_srx::Srx;
-use crate::ep::{cm, opt, rdm_ep_ops, rdm_tables};
+use crate::ep::{cm, opt, rdm_tables};
 use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
@@ -81,42 +81,17 @@ unsafe impl Kind for Ep {
     }
 }
 
-/// `fi_endpoint(3)`
-pub(crate) unsafe extern "C" fn open(
-    domain: *mut fid_domain,
-    info: *mut fi_info,
-    out: *mut *mut fid_ep,
+/// Opens an endpoint (`fi_endpoint(3)`).
+///
+/// # Errors
+/// `EINVAL`: `info` requests more than the device has, or the domain was opened for `FI_EP_RDM`.
+/// Those of the engine.
+pub(super) fn open(
+    domain: &Object<Domain>,
+    info: View<'_, fi_info>,
     context: *mut c_void,
-) -> c_int {
-    // SAFETY: the contract of fi_endpoint(3).
-    unsafe { open2(domain, info, out, 0, context) }
-}
-
-/// `fi_endpoint2(3)`
-pub(crate) unsafe extern "C" fn open2(
-    domain: *mut fid_domain,
-    info: *mut fi_info,
-    out: *mut *mut fid_ep,
-    flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: a domain by the contract of fi_endpoint(3).
-    let domain = unsafe { object::<Domain>(domain) };
-    on(domain, |domain| {
-        // SAFETY: NULL or a valid fi_info, by the contract of fi_endpoint(3).
-        let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
-        let info = info.ok_or(FiErrno::EINVAL)?;
-        if flags != 0 {
-            return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: there is no peer provider
-        }
-        let object = match info.ep().map_or(FI_EP_UNSPEC, |ep| ep.type_) {
-            FI_EP_RDM => rdm_ep_ops::open(domain, info, context)?,
-            _ => EndpointRequest::read(domain, info)?.open(domain, context)?,
-        };
-        // SAFETY: not NULL; the object starts with its fid.
-        unsafe { *out = object.cast() };
-        Ok(0)
-    })
+) -> Result<*mut fid> {
+    EndpointRequest::read(domain, info)?.open(domain, context)
 }
 
 /// The origin of an endpoint.

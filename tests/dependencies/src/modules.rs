@@ -192,9 +192,8 @@ const EP_LAYERS: &[&[&str]] = &[
     &["bind", "common", "op_flags"],
     &["control", "msg_ep", "msg_srx", "rdm_ep", "rdm_srx"],
     &["cm", "msg_atomic", "opt", "rdm_atomic", "rdm_tables"],
-    &["query_atomic", "rdm_ep_ops", "rdm_srx_ops"],
-    // opens the endpoints of both kinds
-    &["msg_ep_ops"],
+    &["msg_ep_ops", "query_atomic", "rdm_ep_ops", "rdm_srx_ops"],
+    &["open"],
 ];
 
 /// RDM endpoints.
@@ -562,6 +561,8 @@ mod tests {
         assert_eq!(seen("provider/src/data/msg.rs", object), 1);
         assert_eq!(seen("provider/src/ep/control.rs", object), 1);
         assert_eq!(seen("provider/src/ep/msg_ep_ops.rs", object), 0);
+        let opening = "use crate::ep::rdm_ep_ops;";
+        assert_eq!(seen("provider/src/ep/open.rs", opening), 0);
         assert_eq!(
             seen("provider/src/weft_mr_ops.rs", "use crate::exports;"),
             0
