@@ -4,8 +4,8 @@
 //! system's verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and the
 //! tables of functions in each fid; all of them use `ffi`.
 //!
-//! A file has the name of a fid or of a manual page. Endpoints have two folders: `data` has the
-//! calls that transfer data, `ep` the objects and all other calls.
+//! A file has the name of a fid, of a manual page, or of its subject. Endpoints have two folders:
+//! `data` has the calls that transfer data, `ep` the objects and all other calls.
 //!
 //! Some objects have two files: `domain` is the object, `domain_ops` its tables of calls and its
 //! opening. The tables name the objects that their calls open or bind, and these objects refer to
