@@ -15,13 +15,14 @@ use parking_lot::Mutex;
 
 use super::completions::Side;
 use super::config::MIN_MULTI_RECV;
-use super::keys::StoredKey;
 use super::limits::Limits;
 use super::number_map::NumberMap;
+use super::receive::{Receive, completion_of};
 use super::receives::{Cancel, EndedReceives, Membership, Owner, SharedStore, Target};
-use super::recv::{Directed, Receive, SEARCHES, completion_of, is_multi, receive_of, want_of};
+use super::recv::{Directed, SEARCHES, is_multi, receive_of, want_of};
 use super::search::Search;
 use super::shared::{Shared, State};
+use super::table_keys::StoredKey;
 use super::vector::{AddressVector, VectorUser};
 use crate::PeerIndex;
 use crate::av::FiAddr;

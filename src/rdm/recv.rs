@@ -1,7 +1,7 @@
-//! Receives, and the arguments of the calls that post them, on an endpoint or on a shared receive
-//! context.
+//! The arguments of calls that post receives, on an endpoint or on a shared receive context.
 
 use super::iov::Iov;
+use super::receive::Receive;
 use crate::PeerIndex;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
@@ -9,7 +9,6 @@ use crate::flags::Flags;
 use crate::initiator::LocalIov;
 use crate::matching::Want;
 use crate::mr::Desc;
-use crate::queue::Completion;
 
 /// Flags of receives that search the stored messages (`search.rs`); not all of them at once.
 pub(super) const SEARCHES: Flags = Flags::PEEK.union(Flags::CLAIM).union(Flags::DISCARD);
@@ -20,45 +19,6 @@ const RECV_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::MORE)
     .union(Flags::MULTI_RECV)
     .union(SEARCHES);
-
-/// A posted receive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Receive {
-    pub(super) iov: Iov,
-    /// The descriptor of all buffers, or NULL; `several`: they have several.
-    pub(super) desc: Desc,
-    pub(super) several: bool,
-    pub(super) context: usize,
-    pub(super) tagged: bool,
-    /// Whether success has an entry for the application.
-    pub(super) wanted: bool,
-}
-
-impl Receive {
-    /// The entry of this receive with a message of which it holds `len` bytes. `data`: the
-    /// message's remote CQ data.
-    #[inline(always)]
-    pub(super) fn completion(&self, tag: Option<u64>, data: Option<u64>, len: usize) -> Completion {
-        let mut completion = completion_of(self);
-        completion.len = len;
-        completion.tag = tag.unwrap_or_default();
-        if let Some(data) = data {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
-        completion
-    }
-}
-
-/// The entry of a receive, without message.
-pub(super) fn completion_of(receive: &Receive) -> Completion {
-    let kind = if receive.tagged {
-        Flags::TAGGED
-    } else {
-        Flags::MSG
-    };
-    Completion::new(receive.context, Flags::RECV | kind)
-}
 
 /// Which receives compare the source of a message with the address of the call. The others match
 /// messages of any peer.

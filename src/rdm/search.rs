@@ -6,9 +6,10 @@
     reason = "reads and writes a claim in the application's fi_context"
 )]
 
-use super::keys::StoredKey;
+use super::receive::Receive;
 use super::receives::{Envelope, Owner, Store};
-use super::recv::{Receive, SEARCHES};
+use super::recv::SEARCHES;
+use super::table_keys::StoredKey;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::matching::{Claim, Message, Want};

@@ -1,4 +1,5 @@
-//! What an endpoint has the driver do without the endpoint's lock. `shared/steps.rs` executes it.
+//! What an endpoint has the driver do without the endpoint's lock. `shared/steps.rs` executes it,
+//! `shared/circuit_steps.rs` the steps of endpoints on XRC.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

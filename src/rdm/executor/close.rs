@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::Executor;
 use crate::mr::Withdrawn;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::ArrivalKey;
 use crate::rdm::receives::EndedReceives;
 use crate::rdm::step::Step;
+use crate::rdm::table_keys::ArrivalKey;
 use crate::rdm::xrc::circuit_cm::XrcStep;
 
 /// How long a close waits for READs of its sources and WRITEs to its receives that are being

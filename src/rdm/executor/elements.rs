@@ -15,10 +15,10 @@ use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, SendOp};
 use crate::rdm::iov::Iov;
-use crate::rdm::keys::RmaKey;
 use crate::rdm::operations::{Atomic, Kind, Operation, PAYLOAD};
 use crate::rdm::packet_memory::Slot;
 use crate::rdm::rma::{DeviceAtomic, RmaOp};
+use crate::rdm::table_keys::RmaKey;
 use crate::verbs::{ElementsRequest, Sge};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::{MAX_OPERANDS, SLOT_SIZE};
@@ -191,7 +191,7 @@ impl Executor {
         rma: &mut RmaOp,
         mut atomic: Atomic,
         operands: usize,
-    ) -> Result<crate::rdm::keys::TxKey> {
+    ) -> Result<crate::rdm::table_keys::TxKey> {
         let mut slot: Option<Slot> = rma.slot.take();
         if operands == 0
             && let Some(slot) = slot.take()

@@ -13,10 +13,10 @@ use crate::queue::event_cell::{Counted, Event};
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin};
 use crate::rdm::iov::Iov;
-use crate::rdm::keys::{RmaKey, TxKey};
 use crate::rdm::operations::Operation;
 use crate::rdm::receives::{Arrival, Envelope, Target};
 use crate::rdm::rma::{Notice, RmaOp};
+use crate::rdm::table_keys::{RmaKey, TxKey};
 use crate::verbs::SendOpcode;
 use crate::wire::rdm::OpId;
 

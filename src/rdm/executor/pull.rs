@@ -15,10 +15,10 @@ use crate::mr::{Following, Source};
 use crate::queue::{Completion, is_refusal};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::keys::{ArrivalKey, ReadKey, TxKey};
 use crate::rdm::long::pulls::{Pull, PullState, Waiting};
 use crate::rdm::operations::Kind;
 use crate::rdm::receives::{Arrival, AtSender};
+use crate::rdm::table_keys::{ArrivalKey, ReadKey, TxKey};
 use crate::verbs::Sge;
 
 /// Breaks of links without a READ that succeeds between, after which a message is asked for in

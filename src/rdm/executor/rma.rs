@@ -17,10 +17,10 @@ use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin, SendOp};
 use crate::rdm::iov::{Iov, MAX_IOV};
-use crate::rdm::keys::RmaKey;
 use crate::rdm::link::initiator_sq::LinkSq;
 use crate::rdm::operations::{Kind, Operation, PAYLOAD};
 use crate::rdm::rma::{Notice, RmaOp};
+use crate::rdm::table_keys::RmaKey;
 use crate::verbs::Wc;
 use crate::wire::rdm::Credit;
 

@@ -6,9 +6,9 @@ use crate::flags::Flags;
 use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::keys::{RmaKey, TxKey};
 use crate::rdm::operations::{Kind, Operation};
 use crate::rdm::rma::RmaOp;
+use crate::rdm::table_keys::{RmaKey, TxKey};
 
 /// The place of an operation in the order of those to its peer.
 #[derive(Clone, Copy, Debug)]

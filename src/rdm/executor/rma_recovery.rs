@@ -12,11 +12,11 @@ use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::recover::Unposted;
-use crate::rdm::keys::{CircuitKey, RmaKey};
 use crate::rdm::link::cm::Ended;
 use crate::rdm::link::initiator_sq::LinkSq;
 use crate::rdm::link::send_queue::Sent;
 use crate::rdm::rma::{Notice, Outcome, RmaOp};
+use crate::rdm::table_keys::{CircuitKey, RmaKey};
 use crate::rdm::xrc::circuit_cm::{Unfinished, XrcStep};
 use crate::wire::rdm::{Number, Terms};
 

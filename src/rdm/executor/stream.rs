@@ -8,11 +8,11 @@ use crate::rdm::core::direct::{PART, PartPost};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::ops::Uses;
 use crate::rdm::core::{Core, Origin, SendOp};
-use crate::rdm::keys::{ArrivalKey, TxKey};
 use crate::rdm::link::ring::PartInRing;
 use crate::rdm::long::paces::Way;
 use crate::rdm::long::streams::Call;
 use crate::rdm::operations::PARTS;
+use crate::rdm::table_keys::{ArrivalKey, TxKey};
 use crate::wire::rdm::ring;
 use crate::wire::rdm::terms::MAX_DATA;
 

@@ -3,9 +3,9 @@
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Origin, SendOp};
-use crate::rdm::keys::{ArrivalKey, CircuitKey, RmaKey, TxKey};
 use crate::rdm::link::ring::RingPacket;
 use crate::rdm::packet_memory::Slot;
+use crate::rdm::table_keys::{ArrivalKey, CircuitKey, RmaKey, TxKey};
 use crate::wire::rdm::Credit;
 
 /// What follows from a call of the core.

@@ -10,7 +10,7 @@ use super::owner::LinkOwner;
 use crate::conn::{CmTarget, DeviceError, Dispatcher};
 use crate::errno::{FiErrno, Result};
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::{ReadKey, RmaKey};
+use crate::rdm::table_keys::{ReadKey, RmaKey};
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmId};
 use crate::wire::rdm::cm::REQUEST_SIZE;
 

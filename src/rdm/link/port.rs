@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sidr::LinkSidr;
-use crate::rdm::keys::CircuitKey;
+use crate::rdm::table_keys::CircuitKey;
 use crate::verbs::QpNumber;
 use crate::wire::rdm::xrc::{Inbox, LinkRequest, LinkTag, NodeId};
 use crate::wire::rdm::{EndpointId, Listener, Request};

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 
 use crate::errno::Result;
-use crate::rdm::keys::ReadKey;
 use crate::rdm::packet_memory::Slot;
+use crate::rdm::table_keys::ReadKey;
 use crate::verbs::{Qp, SendRequest};
 use crate::wire::rdm::Number;
 

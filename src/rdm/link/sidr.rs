@@ -1,5 +1,6 @@
 //! The exchange by which a link on a circuit is dialled: its identifier, and its events.
-//! `docs/protocol-xrc.md`, "Links". `shared/circuit_steps.rs` has the steps.
+//! `docs/protocol-xrc.md`, "Links". `shared/circuit_steps.rs` dials, and has what follows from the
+//! events; the steps are `XrcStep` (`xrc/circuit_cm.rs`).
 
 use std::sync::{Arc, Weak};
 

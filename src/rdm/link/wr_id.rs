@@ -2,7 +2,7 @@
 
 use crate::queue::slots::EngineRequest;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::CircuitKey;
+use crate::rdm::table_keys::CircuitKey;
 
 /// `wr_id` of sends: this bit, the link's key (32 bits), the position in its send queue (16 bits).
 /// That of receives is the number of a slot.

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::keys::ArrivalKey;
 use crate::rdm::number_map::NumberMap;
+use crate::rdm::table_keys::ArrivalKey;
 
 /// How a long message arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,10 +14,10 @@ use crate::mr::{
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::iov::Buffer;
-use crate::rdm::keys::{ArrivalKey, ReadKey, ReadMark};
 use crate::rdm::number_map::NumberMap;
-use crate::rdm::recv::Receive;
+use crate::rdm::receive::Receive;
 use crate::rdm::slab::Slab;
+use crate::rdm::table_keys::{ArrivalKey, ReadKey, ReadMark};
 use crate::verbs::{Lkey, Pd, RemoteAddr, Rkey, Sge};
 
 /// Largest piece of a message in bytes: the next one is registered while it is read.

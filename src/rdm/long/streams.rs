@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::rdm::core::Origin;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::keys::{ArrivalKey, TxKey};
 use crate::rdm::number_map::NumberMap;
+use crate::rdm::table_keys::{ArrivalKey, TxKey};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 

@@ -5,9 +5,9 @@
 //! session. So the names are not the keys: they are the numbers of a count of 32 bits.
 
 use super::Arrival;
-use crate::rdm::keys::{ArrivalKey, ArrivalMark};
 use crate::rdm::number_map::NumberMap;
 use crate::rdm::slab::Slab;
+use crate::rdm::table_keys::{ArrivalKey, ArrivalMark};
 use crate::wire::rdm::OpId;
 
 /// See the module.
@@ -100,7 +100,7 @@ mod tests {
     use crate::rdm::core::Origin;
     use crate::rdm::core::peer::PeerKey;
     use crate::rdm::iov::Iov;
-    use crate::rdm::recv::Receive;
+    use crate::rdm::receive::Receive;
 
     fn arrival() -> Arrival {
         let peer = PeerKey::from_number(3);

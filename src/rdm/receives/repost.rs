@@ -6,8 +6,8 @@ use super::{Arrival, Delivery, Envelope, Home, Owner, Receives, SharedState, Tar
 use crate::PeerIndex;
 use crate::matching::{Matched, Release, Want};
 use crate::queue::Completion;
-use crate::rdm::keys::{ArrivalKey, RxKey, StoredKey};
-use crate::rdm::recv::Receive;
+use crate::rdm::receive::Receive;
+use crate::rdm::table_keys::{ArrivalKey, RxKey, StoredKey};
 
 /// A post of a receive.
 #[derive(Clone, Copy, Debug)]
@@ -460,7 +460,7 @@ mod tests {
         let left = first.leave();
         assert_eq!(left.released.len(), 1);
         assert!(left.released[0].wanted && left.ended.is_empty());
-        let flags = crate::rdm::recv::completion_of(&left.released[0]).flags;
+        let flags = crate::rdm::receive::completion_of(&left.released[0]).flags;
         assert!(flags.contains(Flags::RECV));
         assert_eq!(order(&mut second), []);
     }

@@ -7,7 +7,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::CircuitKey;
+use crate::rdm::table_keys::CircuitKey;
 use crate::rdm::xrc::circuit_cm::TargetCm;
 use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;

@@ -4,8 +4,8 @@ use super::State;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::matching::Want;
+use crate::rdm::receive::{Receive, completion_of};
 use crate::rdm::receives::Target;
-use crate::rdm::recv::{Receive, completion_of};
 use crate::rdm::search::{Found, Search};
 
 impl State {

@@ -13,7 +13,7 @@ use super::endpoints::End;
 use super::xrc::{break_one, exchange, objects, open_at, open_with};
 use crate::domain::{Domain, DomainConfig};
 use crate::rdm::core::connect::BACKOFF;
-use crate::rdm::keys::CircuitKey;
+use crate::rdm::table_keys::CircuitKey;
 use crate::verbs::QpNumber;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{LinkRejection, NodeId};

@@ -9,11 +9,11 @@ use super::owner::CircuitOwner;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::initiator::Initiator;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::CircuitKey;
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::cm::{Ended, Id};
 use crate::rdm::link::initiator_sq::LinkSq;
 use crate::rdm::link::sidr::LinkSidr;
+use crate::rdm::table_keys::CircuitKey;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, Qp, QpNumber, Srq, Target};
 use crate::wire::rdm::xrc::{CircuitRequest, LinkRequest};
 

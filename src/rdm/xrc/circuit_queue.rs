@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::circuit_cm::InitiatorCm;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::CircuitKey;
 use crate::rdm::link::ending::Polled;
 use crate::rdm::link::outlet::Room;
 use crate::rdm::link::send_queue::SendQueue;
+use crate::rdm::table_keys::CircuitKey;
 use crate::verbs::Qp;
 
 /// How long a circuit without links is kept. If both sides of several peers dial at once, links end

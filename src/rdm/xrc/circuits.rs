@@ -14,8 +14,8 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::keys::{CircuitKey, CircuitMark};
 use crate::rdm::slab::Slab;
+use crate::rdm::table_keys::{CircuitKey, CircuitMark};
 use crate::wire::rdm::xrc::{CircuitNumber, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::circuit_cm::{InitiatorCm, TargetCm};
-use crate::rdm::keys::CircuitKey;
 use crate::rdm::link::owner::LinkOwner;
+use crate::rdm::table_keys::CircuitKey;
 use crate::verbs::{CmEvent, QpNumber};
 
 /// The endpoint of circuits and of the links on them.
