@@ -59,8 +59,8 @@ use crate::log::info_log;
 use crate::mr::{Access, MrDomain, SourceKeys};
 use crate::rdm::link::cm::{Ended, LinkCm};
 use crate::rdm::link::ending::Polled;
+use crate::rdm::link::endpoint::LinkEndpoint;
 use crate::rdm::link::links::{LinkRecord, Links, Posted};
-use crate::rdm::link::owner::LinkOwner;
 use crate::rdm::link::port::Port;
 use crate::rdm::link::send_queue::Sent;
 use crate::rdm::link::wr_id::WrId;
@@ -69,7 +69,7 @@ use crate::rdm::long::pulls::Pulls;
 use crate::rdm::long::streams::Streams;
 use crate::rdm::step::Step;
 use crate::rdm::xrc::circuit_cm::XrcStep;
-use crate::rdm::xrc::owner::CircuitOwner;
+use crate::rdm::xrc::endpoint::CircuitEndpoint;
 use crate::rdm::xrc::ports::Xrc;
 use crate::verbs::{Cq, Lkey, NextSlot, Pd, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
@@ -103,7 +103,7 @@ pub(super) struct Objects {
 /// See the module. Fields are dropped in their order: queue pairs before the memory of their
 /// packets.
 pub(super) struct Executor {
-    owner: Weak<dyn CircuitOwner>,
+    endpoint: Weak<dyn CircuitEndpoint>,
     pub(super) links: Links,
     /// Circuits and targets; `None` on RC.
     pub(super) xrc: Option<Box<Xrc>>,
@@ -281,7 +281,7 @@ fn post(
 
 impl Executor {
     pub(super) fn new(
-        owner: Weak<dyn CircuitOwner>,
+        endpoint: Weak<dyn CircuitEndpoint>,
         objects: Objects,
         memory: PacketMemory,
         registrations: Registrations,
@@ -293,7 +293,7 @@ impl Executor {
         let not_executed = objects.mr.device().backend().not_executed;
         let answer = not_executed.map_or(REFUSAL_WAIT, |_| Duration::ZERO);
         Self {
-            owner,
+            endpoint,
             links: Links::default(),
             xrc: None,
             objects,
@@ -343,9 +343,9 @@ impl Executor {
     }
 
     /// The endpoint, as its links use it.
-    fn link_owner(&self) -> Weak<dyn LinkOwner> {
-        let owner: Weak<dyn CircuitOwner> = Weak::clone(&self.owner);
-        owner
+    fn link_endpoint(&self) -> Weak<dyn LinkEndpoint> {
+        let endpoint: Weak<dyn CircuitEndpoint> = Weak::clone(&self.endpoint);
+        endpoint
     }
 
     /// The new steps and those that are left, with their times.
@@ -463,8 +463,8 @@ impl Executor {
     /// A request of a link has failed. The core's time is set, because it begins to dial.
     #[cold]
     pub(super) fn broken(&mut self, core: &mut Core<Self>, link: LinkKey) {
-        if let Some(owner) = self.owner.upgrade() {
-            core.set_now(owner.now());
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            core.set_now(endpoint.now());
         }
         core.broken(link, self);
     }
@@ -472,8 +472,8 @@ impl Executor {
     /// A link has broken because the peer acknowledges nothing.
     #[cold]
     pub(super) fn unacknowledged(&mut self, core: &mut Core<Self>, link: LinkKey) {
-        if let Some(owner) = self.owner.upgrade() {
-            core.set_now(owner.now());
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            core.set_now(endpoint.now());
         }
         core.unacknowledged(link, self);
     }

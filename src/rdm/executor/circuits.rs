@@ -77,7 +77,7 @@ impl Executor {
             Choice::Dial(circuit, _) => {
                 port.circuit = Some(circuit);
                 self.end_unused_circuits();
-                let cm = InitiatorCm::new(&self.owner, circuit);
+                let cm = InitiatorCm::new(&self.endpoint, circuit);
                 if let Some(xrc) = &mut self.xrc {
                     xrc.add_queue(circuit, Arc::clone(&cm));
                 }
@@ -630,10 +630,10 @@ impl Executor {
             return false;
         }
         port.from = Some(number);
-        let owner = &self.owner;
+        let endpoint = &self.endpoint;
         let mut opens = None;
         let held = xrc.targets.entry(number).or_insert_with(|| {
-            let cm = TargetCm::new(owner);
+            let cm = TargetCm::new(endpoint);
             opens = Some(Arc::clone(&cm));
             HeldTarget::opening(cm, Some(of))
         });
@@ -660,7 +660,7 @@ impl Executor {
         };
         xrc.counts.unknown_tags += 1;
         if let Entry::Vacant(place) = xrc.targets.entry(number) {
-            let cm = TargetCm::new(&self.owner);
+            let cm = TargetCm::new(&self.endpoint);
             place.insert(HeldTarget::opening(Arc::clone(&cm), None));
             self.xrc_step(XrcStep::OpenTarget(cm, number, None));
         }

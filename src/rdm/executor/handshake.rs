@@ -72,7 +72,7 @@ impl Executor {
         };
         let (node, srq) = (xrc.node, xrc.srq);
         let ended = circuit.and_then(|circuit| xrc.circuits.ended_before(circuit.node));
-        let owner = self.link_owner();
+        let endpoint = self.link_endpoint();
         let Some(port) = self
             .links
             .get_mut(link)
@@ -95,7 +95,7 @@ impl Executor {
         if let Some(xrc) = &mut self.xrc {
             xrc.counts.link_requests += 1;
         }
-        let sidr = LinkSidr::new(owner, link, &request);
+        let sidr = LinkSidr::new(endpoint, link, &request);
         let limit = Instant::now() + LINK_REPLY_WAIT;
         let former = port.exchange.replace((Arc::clone(&sidr), limit));
         let to = port.address.socket_addr();
@@ -434,7 +434,7 @@ impl Executor {
             }
             Some(_) => self.refuse_requests(vec![(held, Box::new(request))], Reason::Node),
             None => {
-                let cm = TargetCm::new(&self.owner);
+                let cm = TargetCm::new(&self.endpoint);
                 let mut opening = HeldTarget::opening(Arc::clone(&cm), Some(of));
                 opening.requests.push((held, Box::new(request)));
                 xrc.targets.insert(circuit.target, opening);

@@ -36,14 +36,14 @@ impl Io for Executor {
     type Slot = PacketMemoryRef;
 
     fn now(&self) -> Option<u64> {
-        Some(self.owner.upgrade()?.now())
+        Some(self.endpoint.upgrade()?.now())
     }
 
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
         if self.xrc.is_some() {
             return self.dial_on_circuit(link, to, request);
         }
-        let cm = LinkCm::new(self.link_owner(), link, Some(request.encode()));
+        let cm = LinkCm::new(self.link_endpoint(), link, Some(request.encode()));
         self.add_link(link, Some(&cm), None);
         self.steps.push(Step::Dial(cm, to.socket_addr()));
     }
@@ -120,7 +120,7 @@ impl Io for Executor {
                 return self.accept_on_circuit(link, held, (&request, peer), reply);
             }
         };
-        let cm = LinkCm::new(self.link_owner(), link, None);
+        let cm = LinkCm::new(self.link_endpoint(), link, None);
         self.add_link(link, Some(&cm), None);
         self.steps.push(Step::Accept(cm, held, *reply));
     }

@@ -39,8 +39,8 @@ impl Executor {
         if block.is_some() && record.port.is_some() {
             self.room_on_circuit(link, 1);
         }
-        if again && let Some(owner) = self.owner.upgrade() {
-            owner.request_driver(DriverRequest::Progress(link));
+        if again && let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.request_driver(DriverRequest::Progress(link));
         }
         if let Some(failure) = failure {
             info_log!(EpData, "{kind:?} of {link:?} failed: {failure:?}");

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use super::endpoint::LinkEndpoint;
 use super::initiator_sq::{InitiatorLink, LinkSq};
-use super::owner::LinkOwner;
 use super::poster::{DirectoryLink, LinkPoster};
 use crate::conn::RevocationNotifier;
 use crate::mr::{ConnectionBlock, Peer};
@@ -26,13 +26,13 @@ impl LinkBlock {
     /// that is after the directory's. `qp`: that of the link, which has none on a circuit.
     /// `uncounted`: what a block without an event cell keeps (`Shared::event_cell`).
     pub(in crate::rdm) fn new(
-        owner: Weak<dyn LinkOwner>,
+        endpoint: Weak<dyn LinkEndpoint>,
         key: LinkKey,
         qp: Option<&Arc<Qp>>,
         block: ConnectionBlock,
         uncounted: Option<Arc<()>>,
     ) -> Self {
-        let poster = Arc::new(LinkPoster::new(owner, key, qp));
+        let poster = Arc::new(LinkPoster::new(endpoint, key, qp));
         let block = Arc::new(block);
         let link = DirectoryLink(Arc::clone(&poster));
         let notifier = Arc::new(RevocationNotifier::new(link, &block));

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::owner::LinkOwner;
+use super::endpoint::LinkEndpoint;
 use crate::conn::{CmTarget, DeviceError, Dispatcher};
 use crate::errno::{FiErrno, Result};
 use crate::rdm::core::link::LinkKey;
@@ -50,7 +50,7 @@ impl Id {
 
 /// The connection of a link. Its identifier is created by the first step.
 pub(in crate::rdm) struct LinkCm {
-    owner: Weak<dyn LinkOwner>,
+    endpoint: Weak<dyn LinkEndpoint>,
     pub(in crate::rdm) link: LinkKey,
     /// Private data of the request, on the side that dials.
     pub(in crate::rdm) request: Option<[u8; REQUEST_SIZE]>,
@@ -68,12 +68,12 @@ impl std::fmt::Debug for LinkCm {
 
 impl LinkCm {
     pub(in crate::rdm) fn new(
-        owner: Weak<dyn LinkOwner>,
+        endpoint: Weak<dyn LinkEndpoint>,
         link: LinkKey,
         request: Option<[u8; REQUEST_SIZE]>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            owner,
+            endpoint,
             link,
             request,
             id: Id::default(),
@@ -85,16 +85,16 @@ impl LinkCm {
 
 impl CmTarget for LinkCm {
     fn cm_event(&self, event: CmEvent) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.link_event(self, event);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.link_event(self, event);
         }
     }
 }
 
 impl AsyncListener for LinkCm {
     fn async_event(&self, event: AsyncEvent) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.link_async_event(self, event);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.link_async_event(self, event);
         }
     }
 }

@@ -3,10 +3,10 @@
 pub(super) mod block;
 pub(super) mod cm;
 pub(super) mod ending;
+pub(super) mod endpoint;
 pub(super) mod initiator_sq;
 pub(super) mod links;
 pub(super) mod outlet;
-pub(super) mod owner;
 pub(super) mod parked_ids;
 pub(super) mod port;
 pub(super) mod poster;

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use super::endpoint::LinkEndpoint;
 use super::outlet::Outlet;
-use super::owner::LinkOwner;
 use super::wr_id::WrId;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::keys::FURTHER_REQUESTS;
@@ -27,7 +27,7 @@ pub(in crate::rdm) const RMA_REQUESTS: usize = RMA_DEPTH + FURTHER_REQUESTS + En
 /// What threads without the endpoint's lock access of a link.
 pub(in crate::rdm) struct LinkPoster {
     key: LinkKey,
-    owner: Weak<dyn LinkOwner>,
+    endpoint: Weak<dyn LinkEndpoint>,
     /// `None`: nothing can be posted, not yet or not any more.
     outlet: Mutex<Option<Outlet>>,
     /// The records of posted requests; allocated with the first operation.
@@ -61,10 +61,14 @@ pub(in crate::rdm) enum DriverRequest {
 
 impl LinkPoster {
     /// `qp`: that of the link, which has none on a circuit.
-    pub(super) fn new(owner: Weak<dyn LinkOwner>, key: LinkKey, qp: Option<&Arc<Qp>>) -> Self {
+    pub(super) fn new(
+        endpoint: Weak<dyn LinkEndpoint>,
+        key: LinkKey,
+        qp: Option<&Arc<Qp>>,
+    ) -> Self {
         Self {
             key,
-            owner,
+            endpoint,
             outlet: Mutex::new(qp.map(Outlet::of_qp)),
             slots: OnceLock::new(),
             requests: EngineRequests::default(),
@@ -143,8 +147,8 @@ impl LinkPoster {
     }
 
     pub(super) fn request_driver(&self, request: DriverRequest) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.request_driver(request);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.request_driver(request);
         }
     }
 
@@ -195,8 +199,8 @@ impl LinkPoster {
 
     /// Has no effect if another thread, or the caller, holds the endpoint's lock.
     pub(super) fn poll(&self) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.try_poll();
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.try_poll();
         }
     }
 
@@ -216,8 +220,8 @@ impl LinkPoster {
                 let _ = qp.set_error();
             }
             _ => {
-                if let Some(owner) = self.owner.upgrade() {
-                    owner.sever_targets(self.key);
+                if let Some(endpoint) = self.endpoint.upgrade() {
+                    endpoint.sever_targets(self.key);
                 }
             }
         }
@@ -229,8 +233,8 @@ impl FailureListener for LinkPoster {
     fn operation_failed(&self) {}
 
     fn acknowledge(&self) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.acknowledge(self.key);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.acknowledge(self.key);
         }
     }
 

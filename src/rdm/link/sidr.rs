@@ -5,7 +5,7 @@
 use std::sync::{Arc, Weak};
 
 use super::cm::Id;
-use super::owner::LinkOwner;
+use super::endpoint::LinkEndpoint;
 use crate::conn::CmTarget;
 use crate::rdm::core::link::LinkKey;
 use crate::verbs::CmEvent;
@@ -14,7 +14,7 @@ use crate::wire::rdm::xrc::{LINK_REQUEST_SIZE, LinkRequest};
 /// The exchange by which a link is dialled.
 pub(in crate::rdm) struct LinkSidr {
     this: Weak<Self>,
-    owner: Weak<dyn LinkOwner>,
+    endpoint: Weak<dyn LinkEndpoint>,
     pub(in crate::rdm) link: LinkKey,
     pub(in crate::rdm) request: [u8; LINK_REQUEST_SIZE],
     pub(in crate::rdm) id: Id,
@@ -28,13 +28,13 @@ impl std::fmt::Debug for LinkSidr {
 
 impl LinkSidr {
     pub(in crate::rdm) fn new(
-        owner: Weak<dyn LinkOwner>,
+        endpoint: Weak<dyn LinkEndpoint>,
         link: LinkKey,
         request: &LinkRequest,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            owner,
+            endpoint,
             link,
             request: request.encode(),
             id: Id::default(),
@@ -50,8 +50,8 @@ impl LinkSidr {
 
 impl CmTarget for LinkSidr {
     fn cm_event(&self, event: CmEvent) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.exchange_event(self, event);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.exchange_event(self, event);
         }
     }
 }

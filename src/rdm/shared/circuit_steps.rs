@@ -15,11 +15,11 @@ use crate::rdm::link::cm::Ended;
 use crate::rdm::link::sidr::LinkSidr;
 use crate::rdm::table_keys::CircuitKey;
 use crate::rdm::xrc::circuit_cm::{InitiatorCm, NoTarget, TargetCm, Unfinished, XrcStep};
-use crate::rdm::xrc::owner::CircuitOwner;
+use crate::rdm::xrc::endpoint::CircuitEndpoint;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, QpNumber, Target};
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest};
 
-impl CircuitOwner for Shared {
+impl CircuitEndpoint for Shared {
     fn circuit_event(&self, cm: &InitiatorCm, event: CmEvent) {
         cm.follow_event(self, event);
     }
@@ -39,7 +39,7 @@ impl CircuitOwner for Shared {
 
 impl Shared {
     /// The endpoint, as its circuits use it.
-    fn circuit_owner(&self) -> Weak<dyn CircuitOwner> {
+    fn circuit_endpoint(&self) -> Weak<dyn CircuitEndpoint> {
         self.weak()
     }
 }
@@ -264,7 +264,7 @@ impl XrcStep {
                 }
             }
             Self::AcceptCircuit(held, request) => {
-                let cm = TargetCm::new(&shared.circuit_owner());
+                let cm = TargetCm::new(&shared.circuit_endpoint());
                 if let Err(error) = cm.accept(shared, held, &request) {
                     info_log!(EpCtrl, "a circuit could not be accepted: {error}");
                     drop(cm.id.take(shared.driver().dispatcher()));

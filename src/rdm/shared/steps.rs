@@ -14,7 +14,7 @@ use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::cm::LinkCm;
-use crate::rdm::link::owner::LinkOwner;
+use crate::rdm::link::endpoint::LinkEndpoint;
 use crate::rdm::link::parked_ids::is_port_down;
 use crate::rdm::link::poster::DriverRequest;
 use crate::rdm::link::ring::LinkRing;
@@ -24,7 +24,7 @@ use crate::verbs::{AsyncEvent, CmEvent, CmEventKind, CmId, Qp};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::{Reason, Rejection, Reply};
 
-impl LinkOwner for Shared {
+impl LinkEndpoint for Shared {
     fn now(&self) -> u64 {
         Self::now(self)
     }

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::owner::CircuitOwner;
+use super::endpoint::CircuitEndpoint;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::initiator::Initiator;
 use crate::rdm::core::link::LinkKey;
@@ -74,7 +74,7 @@ pub(in crate::rdm) enum XrcStep {
 /// The connection of a circuit, at its initiator.
 pub(in crate::rdm) struct InitiatorCm {
     this: Weak<Self>,
-    owner: Weak<dyn CircuitOwner>,
+    endpoint: Weak<dyn CircuitEndpoint>,
     pub(in crate::rdm) circuit: CircuitKey,
     pub(in crate::rdm) id: Id,
 }
@@ -86,10 +86,13 @@ impl std::fmt::Debug for InitiatorCm {
 }
 
 impl InitiatorCm {
-    pub(in crate::rdm) fn new(owner: &Weak<dyn CircuitOwner>, circuit: CircuitKey) -> Arc<Self> {
+    pub(in crate::rdm) fn new(
+        endpoint: &Weak<dyn CircuitEndpoint>,
+        circuit: CircuitKey,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            owner: Weak::clone(owner),
+            endpoint: Weak::clone(endpoint),
             circuit,
             id: Id::default(),
         })
@@ -110,18 +113,18 @@ impl InitiatorCm {
 
 impl CmTarget for InitiatorCm {
     fn cm_event(&self, event: CmEvent) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.circuit_event(self, event);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.circuit_event(self, event);
         }
     }
 }
 
 impl AsyncListener for InitiatorCm {
     fn async_event(&self, event: AsyncEvent) {
-        if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(owner)) =
-            (event, self.owner.upgrade())
+        if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(endpoint)) =
+            (event, self.endpoint.upgrade())
         {
-            owner.circuit_broken(self.circuit);
+            endpoint.circuit_broken(self.circuit);
         }
     }
 }
@@ -138,7 +141,7 @@ pub(in crate::rdm) enum NoTarget {
 /// A handle of a target: its events, and its connection at the process that has created it.
 pub(in crate::rdm) struct TargetCm {
     this: Weak<Self>,
-    owner: Weak<dyn CircuitOwner>,
+    endpoint: Weak<dyn CircuitEndpoint>,
     pub(in crate::rdm) target: OnceLock<QpNumber>,
     pub(in crate::rdm) id: Id,
 }
@@ -150,10 +153,10 @@ impl std::fmt::Debug for TargetCm {
 }
 
 impl TargetCm {
-    pub(in crate::rdm) fn new(owner: &Weak<dyn CircuitOwner>) -> Arc<Self> {
+    pub(in crate::rdm) fn new(endpoint: &Weak<dyn CircuitEndpoint>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            owner: Weak::clone(owner),
+            endpoint: Weak::clone(endpoint),
             target: OnceLock::new(),
             id: Id::default(),
         })
@@ -183,19 +186,21 @@ impl CmTarget for TargetCm {
                 | CmEventKind::Rejected
                 | CmEventKind::Unreachable
         );
-        if let (true, Some(owner), Some(this)) = (over, self.owner.upgrade(), self.this.upgrade()) {
+        if let (true, Some(endpoint), Some(this)) =
+            (over, self.endpoint.upgrade(), self.this.upgrade())
+        {
             // not under the dispatcher's lock
-            owner.target_connected_or_ended(this);
+            endpoint.target_connected_or_ended(this);
         }
     }
 }
 
 impl AsyncListener for TargetCm {
     fn async_event(&self, event: AsyncEvent) {
-        if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(owner), Some(target)) =
-            (event, self.owner.upgrade(), self.target.get())
+        if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(endpoint), Some(target)) =
+            (event, self.endpoint.upgrade(), self.target.get())
         {
-            owner.target_broken(*target);
+            endpoint.target_broken(*target);
         }
     }
 }

@@ -250,12 +250,12 @@ mod tests {
     use crate::rdm::link::send_queue::Sent;
     use crate::rdm::shared::Shared;
     use crate::rdm::slab::Slab;
-    use crate::rdm::xrc::owner::CircuitOwner;
+    use crate::rdm::xrc::endpoint::CircuitEndpoint;
 
     fn queue() -> CircuitQueue {
         let key = Slab::new().insert(()).unwrap();
-        let owner: Weak<dyn CircuitOwner> = Weak::<Shared>::new();
-        CircuitQueue::new(key, InitiatorCm::new(&owner, key))
+        let endpoint: Weak<dyn CircuitEndpoint> = Weak::<Shared>::new();
+        CircuitQueue::new(key, InitiatorCm::new(&endpoint, key))
     }
 
     #[test]

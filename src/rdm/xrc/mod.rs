@@ -3,5 +3,5 @@
 pub(super) mod circuit_cm;
 pub(super) mod circuit_queue;
 pub(super) mod circuits;
-pub(super) mod owner;
+pub(super) mod endpoint;
 pub(super) mod ports;

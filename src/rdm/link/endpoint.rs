@@ -7,7 +7,7 @@ use crate::rdm::core::link::LinkKey;
 use crate::verbs::{AsyncEvent, CmEvent};
 
 /// The endpoint of a link.
-pub(in crate::rdm) trait LinkOwner: Send + Sync {
+pub(in crate::rdm) trait LinkEndpoint: Send + Sync {
     /// Nanoseconds since time 0 of the core.
     fn now(&self) -> u64;
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::circuit_cm::{InitiatorCm, TargetCm};
-use crate::rdm::link::owner::LinkOwner;
+use crate::rdm::link::endpoint::LinkEndpoint;
 use crate::rdm::table_keys::CircuitKey;
 use crate::verbs::{CmEvent, QpNumber};
 
 /// The endpoint of circuits and of the links on them.
-pub(in crate::rdm) trait CircuitOwner: LinkOwner {
+pub(in crate::rdm) trait CircuitEndpoint: LinkEndpoint {
     /// An event of the connection manager for a circuit, at its initiator.
     fn circuit_event(&self, cm: &InitiatorCm, event: CmEvent);
 
