@@ -531,31 +531,6 @@ impl Shared {
         block.map_or((RemoteAddr::NULL, Rkey::default()), LinkBlock::block)
     }
 
-    /// Asks the driver for something. Acquires leaf locks alone.
-    pub(super) fn request_driver(&self, request: DriverRequest) {
-        self.driver_requests.lock().push(request);
-        self.driver.wake(&self.driver_turn);
-    }
-
-    /// Polls, unless another thread or the caller holds the endpoint's lock.
-    pub(super) fn try_poll(&self) {
-        if let Some(mut guard) = self.try_lock()
-            && let Some(state) = guard.as_mut()
-        {
-            let _ = state.poll();
-            self.wake_driver_and_readers(state);
-        }
-    }
-
-    /// Acknowledges the revocations of a link's peer, unless the endpoint's lock is held.
-    pub(super) fn acknowledge(&self, link: LinkKey) {
-        if let Some(mut guard) = self.try_lock()
-            && let Some(state) = guard.as_mut()
-        {
-            state.io.acknowledge(link);
-        }
-    }
-
     /// Creates the queue pair of a link.
     pub(super) fn create_qp(&self, id: &Arc<CmId>) -> Result<Qp> {
         let (cq, srq, entries) = {

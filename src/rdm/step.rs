@@ -18,7 +18,7 @@ use crate::verbs::Qp;
 use crate::wire::rdm::Reply;
 
 /// The connection block of a link, and what posts RMA to the link.
-pub(super) type Rma = (Option<LinkBlock>, Option<Box<Initiator<LinkSq>>>);
+type RmaParts = (Option<LinkBlock>, Option<Box<Initiator<LinkSq>>>);
 
 /// A step that the driver executes.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) enum Step {
     /// Disconnect, and move the queue pair to its error state.
     End(Arc<LinkCm>, Option<Arc<Qp>>),
     /// Destroy the queue pair and the identifier of a link that has ended.
-    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Ended),
+    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, RmaParts, Ended),
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
     /// all other steps of its time; a report, the earlier ends of links too
     /// ([`Step::execute_all`]): the peer's queue pairs have ended.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::endpoint::LinkEndpoint;
-use crate::conn::{CmTarget, DeviceError, Dispatcher};
+use crate::conn::{CmTarget, DeviceError, Dispatcher, Registry};
 use crate::errno::{FiErrno, Result};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::table_keys::{ReadKey, RmaKey};
@@ -33,7 +33,15 @@ impl Id {
         self.0.lock().clone().ok_or(FiErrno::EOPBADSTATE)
     }
 
-    pub(in crate::rdm) fn set(&self, id: &Arc<CmId>) {
+    /// Sets the identifier, of which `target` gets the events.
+    pub(in crate::rdm) fn set(
+        &self,
+        mut registry: Registry<'_>,
+        id: &Arc<CmId>,
+        target: Weak<dyn CmTarget>,
+    ) {
+        registry.insert(id.object(), target);
+        drop(registry);
         *self.0.lock() = Some(Arc::clone(id));
     }
 
@@ -54,7 +62,7 @@ pub(in crate::rdm) struct LinkCm {
     pub(in crate::rdm) link: LinkKey,
     /// Private data of the request, on the side that dials.
     pub(in crate::rdm) request: Option<[u8; REQUEST_SIZE]>,
-    pub(in crate::rdm) id: Id,
+    id: Id,
     /// When the peer has disconnected, or this side has begun to end the link.
     pub(in crate::rdm) disconnected: OnceLock<Instant>,
     pub(in crate::rdm) device_error: DeviceError,
@@ -80,6 +88,25 @@ impl LinkCm {
             disconnected: OnceLock::new(),
             device_error: DeviceError::default(),
         })
+    }
+
+    /// The identifier.
+    ///
+    /// # Errors
+    /// As of [`Id::get`].
+    pub(in crate::rdm) fn id(&self) -> Result<Arc<CmId>> {
+        self.id.get()
+    }
+
+    /// Sets the identifier, whose events follow.
+    pub(in crate::rdm) fn set_id(self: &Arc<Self>, registry: Registry<'_>, id: &Arc<CmId>) {
+        let target: Weak<Self> = Arc::downgrade(self);
+        self.id.set(registry, id, target);
+    }
+
+    /// As [`Id::take`].
+    pub(in crate::rdm) fn take_id(&self, dispatcher: &Dispatcher) -> Option<Arc<CmId>> {
+        self.id.take(dispatcher)
     }
 }
 

@@ -21,7 +21,34 @@ use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest};
 
 impl CircuitEndpoint for Shared {
     fn circuit_event(&self, cm: &InitiatorCm, event: CmEvent) {
-        cm.follow_event(self, event);
+        let step = match event.kind {
+            CmEventKind::AddrResolved => cm.id.get().and_then(|id| id.resolve_route()),
+            CmEventKind::RouteResolved => cm.connect(self),
+            CmEventKind::ConnectResponse => cm.establish(self, event.private_data.bytes()),
+            CmEventKind::Rejected => {
+                let bytes = event.private_data.bytes();
+                // an acceptor that could not accept lives
+                let failure = match event.is_no_listener() {
+                    true => Failure::Refused,
+                    false => Failure::Silent,
+                };
+                self.apply_event(|core, io| {
+                    io.circuit_rejected(core, cm.circuit, bytes, failure);
+                });
+                Ok(())
+            }
+            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
+            // the identifier owns no queue pair: the end of the connection has no meaning
+            _ => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(
+                EpCtrl,
+                "circuit {:?} could not be connected: {error}",
+                cm.circuit
+            );
+            cm.failed(self, Failure::Silent);
+        }
     }
 
     fn circuit_broken(&self, circuit: CircuitKey) {
@@ -42,17 +69,46 @@ impl Shared {
     fn circuit_endpoint(&self) -> Weak<dyn CircuitEndpoint> {
         self.weak()
     }
+
+    /// What follows from an event of an exchange.
+    pub(super) fn follow_exchange(&self, sidr: &LinkSidr, event: CmEvent) {
+        let step = match event.kind {
+            CmEventKind::AddrResolved => sidr.id.get().and_then(|id| id.resolve_route()),
+            CmEventKind::RouteResolved => {
+                let id = sidr.id.get();
+                id.and_then(|id| id.request_service(&sidr.request))
+            }
+            CmEventKind::Established => {
+                let answer = event.private_data.bytes();
+                self.apply_event(|core, io| {
+                    if io.is_exchange(sidr.link, sidr) {
+                        io.answered(core, sidr.link, answer);
+                    }
+                });
+                Ok(())
+            }
+            CmEventKind::Unreachable | CmEventKind::Rejected => {
+                let failure = match event.is_no_service() {
+                    true => Failure::Refused,
+                    false => Failure::Silent,
+                };
+                sidr.failed(self, failure);
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(EpCtrl, "{:?} could not be dialled: {error}", sidr.link);
+            sidr.failed(self, Failure::Silent);
+        }
+    }
 }
 
 impl InitiatorCm {
     fn dial(&self, shared: &Shared, to: SocketAddr) -> Result<()> {
-        let id = {
-            let mut registry = shared.driver().dispatcher().registry();
-            let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
-            registry.insert(id.object(), self.target());
-            id
-        };
-        self.id.set(&id);
+        let mut registry = shared.driver().dispatcher().registry();
+        let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
+        self.id.set(registry, &id, self.target());
         shared.tuning().set_traffic_class(&id);
         let (from, to) = shared.path(to);
         id.resolve_addr(from, to)
@@ -86,37 +142,6 @@ impl InitiatorCm {
 
     fn failed(&self, shared: &Shared, failure: Failure) {
         shared.apply_event(|core, io| io.circuit_not_dialled(core, self.circuit, failure, None));
-    }
-
-    fn follow_event(&self, shared: &Shared, event: CmEvent) {
-        let step = match event.kind {
-            CmEventKind::AddrResolved => self.id.get().and_then(|id| id.resolve_route()),
-            CmEventKind::RouteResolved => self.connect(shared),
-            CmEventKind::ConnectResponse => self.establish(shared, event.private_data.bytes()),
-            CmEventKind::Rejected => {
-                let bytes = event.private_data.bytes();
-                // an acceptor that could not accept lives
-                let failure = match event.is_no_listener() {
-                    true => Failure::Refused,
-                    false => Failure::Silent,
-                };
-                shared.apply_event(|core, io| {
-                    io.circuit_rejected(core, self.circuit, bytes, failure);
-                });
-                Ok(())
-            }
-            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
-            // the identifier owns no queue pair: the end of the connection has no meaning
-            _ => Ok(()),
-        };
-        if let Err(error) = step {
-            info_log!(
-                EpCtrl,
-                "circuit {:?} could not be connected: {error}",
-                self.circuit
-            );
-            self.failed(shared, Failure::Silent);
-        }
     }
 }
 
@@ -176,10 +201,8 @@ impl TargetCm {
     ) -> Result<()> {
         let (id, _) = held.take().ok_or(FiErrno::EINVAL)?;
         let id = Arc::new(id);
-        let mut registry = shared.driver().dispatcher().registry();
-        registry.insert(id.object(), self.events());
-        drop(registry);
-        self.id.set(&id);
+        let registry = shared.driver().dispatcher().registry();
+        self.id.set(registry, &id, self.events());
         let tuning = shared.tuning();
         let created = shared.create_target().and_then(|target| {
             tuning.set_traffic_class(&id);
@@ -201,13 +224,9 @@ impl TargetCm {
 
 impl LinkSidr {
     fn dial(&self, shared: &Shared, to: SocketAddr) -> Result<()> {
-        let id = {
-            let mut registry = shared.driver().dispatcher().registry();
-            let id = Arc::new(registry.channel(shared.domain.device())?.create_sidr_id()?);
-            registry.insert(id.object(), self.target());
-            id
-        };
-        self.id.set(&id);
+        let mut registry = shared.driver().dispatcher().registry();
+        let id = Arc::new(registry.channel(shared.domain.device())?.create_sidr_id()?);
+        self.id.set(registry, &id, self.target());
         let (from, to) = shared.path(to);
         id.resolve_addr(from, to)
     }
@@ -218,38 +237,6 @@ impl LinkSidr {
                 io.exchange_failed(core, self.link, failure);
             }
         });
-    }
-
-    pub(super) fn follow_event(&self, shared: &Shared, event: CmEvent) {
-        let step = match event.kind {
-            CmEventKind::AddrResolved => self.id.get().and_then(|id| id.resolve_route()),
-            CmEventKind::RouteResolved => {
-                let id = self.id.get();
-                id.and_then(|id| id.request_service(&self.request))
-            }
-            CmEventKind::Established => {
-                let answer = event.private_data.bytes();
-                shared.apply_event(|core, io| {
-                    if io.is_exchange(self.link, self) {
-                        io.answered(core, self.link, answer);
-                    }
-                });
-                Ok(())
-            }
-            CmEventKind::Unreachable | CmEventKind::Rejected => {
-                let failure = match event.is_no_service() {
-                    true => Failure::Refused,
-                    false => Failure::Silent,
-                };
-                self.failed(shared, failure);
-                Ok(())
-            }
-            _ => Ok(()),
-        };
-        if let Err(error) = step {
-            info_log!(EpCtrl, "{:?} could not be dialled: {error}", self.link);
-            self.failed(shared, Failure::Silent);
-        }
     }
 }
 

@@ -106,22 +106,6 @@ impl Shared {
         }
     }
 
-    /// Moves the targets through which the peer of a link may send to their error state: it
-    /// accesses no region of this side any more. May be called with the lock of a key directory.
-    pub(in crate::rdm) fn sever_targets(&self, link: LinkKey) {
-        let targets = {
-            let mut guard = self.lock();
-            let Some(state) = guard.as_mut() else {
-                return;
-            };
-            state.io.targets_of(link)
-        };
-        for target in targets {
-            // an error is that of a target that is in this state already
-            let _ = target.set_error();
-        }
-    }
-
     /// The rejection of a request for a circuit for lack of resources.
     pub(in crate::rdm) fn busy(&self, request: &CircuitRequest) -> Vec<u8> {
         let guard = self.lock();

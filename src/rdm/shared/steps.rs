@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::Shared;
-use crate::conn::{CmTarget, ConnectRequest};
+use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 use crate::mr::Withdrawn;
@@ -30,49 +30,134 @@ impl LinkEndpoint for Shared {
     }
 
     fn link_event(&self, cm: &LinkCm, event: CmEvent) {
-        cm.follow_event(self, event);
+        let link = cm.link;
+        let step = match event.kind {
+            CmEventKind::AddrResolved => cm.addr_resolved(self),
+            CmEventKind::RouteResolved => cm.route_resolved(self),
+            CmEventKind::Established => {
+                if cm.request.is_some() {
+                    if let Some(qp) = self.mark_connected(link) {
+                        let tuning = self.tuning();
+                        tuning.set_rnr_timer(&qp);
+                    }
+                    let reply = event.private_data.bytes();
+                    self.apply_event(|core, io| core.replied(link, reply, io));
+                }
+                Ok(())
+            }
+            // the dialler has given up before it was connected
+            CmEventKind::Rejected if cm.request.is_none() => {
+                self.apply_event(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            // the process lives, or the next dial finds no listener
+            CmEventKind::Rejected if event.is_unanswered() => Err(FiErrno::ECONNREFUSED),
+            CmEventKind::Rejected => {
+                let rejection = event.private_data.bytes();
+                let reason = Rejection::decode(rejection).map(|rejection| rejection.reason);
+                if reason == Ok(Reason::Transport) {
+                    warn_log!(
+                        EpCtrl,
+                        "a peer has FI_PROTO_RDMA_CM_IB_XRC, this endpoint FI_PROTO_IB_RDM: \
+                         no connection"
+                    );
+                }
+                self.apply_event(|core, io| {
+                    core.rejected(link, rejection, io);
+                    io.dial_ended(core, link);
+                });
+                Ok(())
+            }
+            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
+            CmEventKind::Disconnected => {
+                let _ = cm.disconnected.set(Instant::now());
+                self.apply_event(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            CmEventKind::DeviceRemoval => {
+                self.apply_event(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            CmEventKind::AddrChange
+            | CmEventKind::ConnectRequest
+            | CmEventKind::ConnectResponse
+            | CmEventKind::Other => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(EpCtrl, "{link:?} could not be connected: {error}");
+            if cm.request.is_some() {
+                cm.failed(self, Failure::Silent);
+            } else {
+                self.apply_event(|core, io| core.broken(link, io));
+            }
+        }
     }
 
     fn link_async_event(&self, cm: &LinkCm, event: AsyncEvent) {
-        cm.follow_async_event(self, event);
+        match event {
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
+                if event == AsyncEvent::QpError {
+                    cm.device_error.note();
+                }
+                self.apply_event(|core, io| core.broken(cm.link, io));
+            }
+            AsyncEvent::QpLastReceive => self.last_receive(cm.link),
+            AsyncEvent::QpEstablished => {
+                if let Ok(id) = cm.id() {
+                    let _ = id.notify_established();
+                }
+            }
+            AsyncEvent::CqError | AsyncEvent::SrqLimit | AsyncEvent::Other(_) => {}
+        }
     }
 
     fn exchange_event(&self, sidr: &LinkSidr, event: CmEvent) {
-        sidr.follow_event(self, event);
+        self.follow_exchange(sidr, event);
     }
 
     fn request_driver(&self, request: DriverRequest) {
-        Self::request_driver(self, request);
+        self.driver_requests.lock().push(request);
+        self.driver.wake(&self.driver_turn);
     }
 
     fn try_poll(&self) {
-        Self::try_poll(self);
+        if let Some(mut guard) = self.try_lock()
+            && let Some(state) = guard.as_mut()
+        {
+            let _ = state.poll();
+            self.wake_driver_and_readers(state);
+        }
     }
 
     fn acknowledge(&self, link: LinkKey) {
-        Self::acknowledge(self, link);
+        if let Some(mut guard) = self.try_lock()
+            && let Some(state) = guard.as_mut()
+        {
+            state.io.acknowledge(link);
+        }
     }
 
     fn sever_targets(&self, link: LinkKey) {
-        Self::sever_targets(self, link);
+        let targets = {
+            let mut guard = self.lock();
+            let Some(state) = guard.as_mut() else {
+                return;
+            };
+            state.io.targets_of(link)
+        };
+        for target in targets {
+            // an error is that of a target that is in this state already
+            let _ = target.set_error();
+        }
     }
 }
 
 impl LinkCm {
-    fn target(self: &Arc<Self>) -> Weak<dyn CmTarget> {
-        let target: Weak<Self> = Arc::downgrade(self);
-        target
-    }
-
     /// Creates the identifier and resolves the peer's address.
     fn dial(self: &Arc<Self>, shared: &Shared, to: SocketAddr) -> Result<()> {
-        let id = {
-            let mut registry = shared.driver().dispatcher().registry();
-            let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
-            registry.insert(id.object(), self.target());
-            id
-        };
-        self.id.set(&id);
+        let mut registry = shared.driver().dispatcher().registry();
+        let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
+        self.set_id(registry, &id);
         shared.tuning().set_traffic_class(&id);
         let (from, to) = shared.path(to);
         id.resolve_addr(from, to)
@@ -87,10 +172,7 @@ impl LinkCm {
     ) -> Result<()> {
         let (id, _) = request.take().ok_or(FiErrno::EINVAL)?;
         let id = Arc::new(id);
-        let mut registry = shared.driver().dispatcher().registry();
-        registry.insert(id.object(), self.target());
-        drop(registry);
-        self.id.set(&id);
+        self.set_id(shared.driver().dispatcher().registry(), &id);
         let tuning = shared.tuning();
         let accepted = self.create_qp(shared, &id).and_then(|()| {
             tuning.set_traffic_class(&id);
@@ -223,7 +305,7 @@ impl Step {
                     let _ = qp.set_error();
                 }
                 // without a port the connection manager sends nothing
-                if let Ok(id) = cm.id.get()
+                if let Ok(id) = cm.id()
                     && !is_port_down(shared.domain.device(), &id)
                 {
                     // an error is that of a connection that does not exist any more
@@ -250,7 +332,7 @@ impl Step {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
-                let id = cm.id.take(shared.driver().dispatcher());
+                let id = cm.take_id(shared.driver().dispatcher());
                 // the block of the connection is behind the queue pair
                 let block = block.map(LinkBlock::leave);
                 drop(initiator);
@@ -272,79 +354,15 @@ impl Step {
 }
 
 impl LinkCm {
-    fn follow_event(&self, shared: &Shared, event: CmEvent) {
-        let link = self.link;
-        let step = match event.kind {
-            CmEventKind::AddrResolved => self.addr_resolved(shared),
-            CmEventKind::RouteResolved => self.route_resolved(shared),
-            CmEventKind::Established => {
-                if self.request.is_some() {
-                    if let Some(qp) = shared.mark_connected(link) {
-                        let tuning = shared.tuning();
-                        tuning.set_rnr_timer(&qp);
-                    }
-                    let reply = event.private_data.bytes();
-                    shared.apply_event(|core, io| core.replied(link, reply, io));
-                }
-                Ok(())
-            }
-            // the dialler has given up before it was connected
-            CmEventKind::Rejected if self.request.is_none() => {
-                shared.apply_event(|core, io| core.broken(link, io));
-                Ok(())
-            }
-            // the process lives, or the next dial finds no listener
-            CmEventKind::Rejected if event.is_unanswered() => Err(FiErrno::ECONNREFUSED),
-            CmEventKind::Rejected => {
-                let rejection = event.private_data.bytes();
-                let reason = Rejection::decode(rejection).map(|rejection| rejection.reason);
-                if reason == Ok(Reason::Transport) {
-                    warn_log!(
-                        EpCtrl,
-                        "a peer has FI_PROTO_RDMA_CM_IB_XRC, this endpoint FI_PROTO_IB_RDM: \
-                         no connection"
-                    );
-                }
-                shared.apply_event(|core, io| {
-                    core.rejected(link, rejection, io);
-                    io.dial_ended(core, link);
-                });
-                Ok(())
-            }
-            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
-            CmEventKind::Disconnected => {
-                let _ = self.disconnected.set(Instant::now());
-                shared.apply_event(|core, io| core.broken(link, io));
-                Ok(())
-            }
-            CmEventKind::DeviceRemoval => {
-                shared.apply_event(|core, io| core.broken(link, io));
-                Ok(())
-            }
-            CmEventKind::AddrChange
-            | CmEventKind::ConnectRequest
-            | CmEventKind::ConnectResponse
-            | CmEventKind::Other => Ok(()),
-        };
-        if let Err(error) = step {
-            info_log!(EpCtrl, "{link:?} could not be connected: {error}");
-            if self.request.is_some() {
-                self.failed(shared, Failure::Silent);
-            } else {
-                shared.apply_event(|core, io| core.broken(link, io));
-            }
-        }
-    }
-
     fn addr_resolved(&self, shared: &Shared) -> Result<()> {
-        let id = self.id.get()?;
+        let id = self.id()?;
         let this = shared.cm_of(self.link).ok_or(FiErrno::ECANCELED)?;
         this.create_qp(shared, &id)?;
         id.resolve_route()
     }
 
     fn route_resolved(&self, shared: &Shared) -> Result<()> {
-        let id = self.id.get()?;
+        let id = self.id()?;
         let request = self.request.ok_or(FiErrno::EINVAL)?;
         if is_port_down(shared.domain.device(), &id) {
             return Err(FiErrno::ENETDOWN);
@@ -354,23 +372,5 @@ impl LinkCm {
         id.connect(&tuning.conn_param(&request))?;
         shared.apply_event(|core, _| core.requesting(self.link));
         Ok(())
-    }
-
-    fn follow_async_event(&self, shared: &Shared, event: AsyncEvent) {
-        match event {
-            AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
-                if event == AsyncEvent::QpError {
-                    self.device_error.note();
-                }
-                shared.apply_event(|core, io| core.broken(self.link, io));
-            }
-            AsyncEvent::QpLastReceive => shared.last_receive(self.link),
-            AsyncEvent::QpEstablished => {
-                if let Ok(id) = self.id.get() {
-                    let _ = id.notify_established();
-                }
-            }
-            AsyncEvent::CqError | AsyncEvent::SrqLimit | AsyncEvent::Other(_) => {}
-        }
     }
 }
