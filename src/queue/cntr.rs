@@ -670,7 +670,8 @@ pub(crate) struct Counters {
     recv: OnceLock<Arc<Counter>>,
     read: OnceLock<Arc<Counter>>,
     write: OnceLock<Arc<Counter>>,
-    /// Counters of the peers' operations, by [`Event`].
+    /// Counters of the peers' operations, by [`Event`]. Connected endpoints have theirs in
+    /// `msg::Control`, because they are bound before the endpoint is enabled, never later.
     remote: [OnceLock<Arc<Counter>>; Event::ALL.len()],
 }
 
@@ -696,7 +697,8 @@ impl Counters {
         }
     }
 
-    /// Binds a counter of these kinds, `REMOTE_READ` and `REMOTE_WRITE` included.
+    /// Binds a counter of these kinds, `REMOTE_READ` and `REMOTE_WRITE` included; connected
+    /// endpoints pass those of [`Self::KINDS`] alone.
     ///
     /// # Errors
     /// `EINVAL`: one of the kinds has a counter.
