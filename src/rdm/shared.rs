@@ -454,7 +454,8 @@ impl Shared {
     ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
-    /// - `EOPBADSTATE`: a kind is one of the peers' operations, and a link was begun without a cell.
+    /// - `EOPBADSTATE`: a kind is one of the peers' operations, and a link that was begun without a
+    ///   cell has not ended.
     /// - `EMFILE`, `ENOMEM`: resources of the process.
     pub(super) fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         let peer_counts = self.peer_counts.lock();
