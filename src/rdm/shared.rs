@@ -41,7 +41,7 @@ use crate::log::warn_log;
 use crate::mr::Directory;
 use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::queue::{Counter, Counters};
-use crate::rdm::link::block::LinkBlock;
+use crate::rdm::link::block::{LinkBlock, Uncounted};
 use crate::rdm::link::cm::LinkCm;
 use crate::rdm::link::outlet::CIRCUIT_RMA;
 use crate::rdm::link::parked_ids::ParkedIds;
@@ -140,8 +140,8 @@ impl std::fmt::Debug for State {
 struct PeerCounts {
     /// Made for the first link that is begun with a counter of the peers' operations.
     cell: Option<Arc<Cell>>,
-    /// Each block without a cell has a clone: its peer counts nothing.
-    uncounted: Arc<()>,
+    /// Each block without a cell has a clone.
+    uncounted: Uncounted,
 }
 
 impl PeerCounts {
@@ -479,8 +479,8 @@ impl Shared {
     }
 
     /// The event cell of a new link, `None` without counters of the peers' operations; then also
-    /// what the block of the link keeps ([`PeerCounts::uncounted`]).
-    fn event_cell(&self, directory: &Directory) -> Result<(Option<Arc<Cell>>, Option<Arc<()>>)> {
+    /// what the block of the link keeps.
+    fn event_cell(&self, directory: &Directory) -> Result<(Option<Arc<Cell>>, Option<Uncounted>)> {
         let mut peer_counts = self.peer_counts.lock();
         if peer_counts.cell.is_none() {
             let mut counters = self.counters.remote().peekable();

@@ -107,7 +107,7 @@ impl Notices {
     }
 
     /// The repeated notices whose time has come. Sets the times of their next repetitions.
-    fn to_repeat(&mut self, now: Instant) -> Vec<Arc<Notice>> {
+    fn take_due(&mut self, now: Instant) -> Vec<Arc<Notice>> {
         let mut due = Vec::new();
         for lingering in &mut self.lingering {
             if lingering.due <= now {
@@ -279,7 +279,7 @@ impl Circuits {
     /// Ends the notices whose peers' requests cannot arrive any more, and repeats the others that
     /// are due. Returns the time of the next call.
     pub(super) fn repeat_notices(&self, now: Instant) -> Option<Instant> {
-        let due = self.state.lock().notices.to_repeat(now);
+        let due = self.state.lock().notices.take_due(now);
         for notice in due {
             if notice.keep().is_none_or(|keep| !keep.is_needed()) {
                 self.end_notice(&notice);

@@ -11,26 +11,27 @@ use crate::rdm::core::link::LinkKey;
 use crate::verbs::{Qp, RemoteAddr, Rkey};
 use crate::wire::records::Block;
 
+/// What a block without an event cell keeps until it leaves the directory: its peer counts nothing.
+pub(in crate::rdm) type Uncounted = Arc<()>;
+
 /// The connection block of a link, in the key directory, which the peer accesses.
 #[derive(Debug)]
 pub(in crate::rdm) struct LinkBlock {
     pub(in crate::rdm) poster: Arc<LinkPoster>,
     block: Arc<ConnectionBlock>,
     notifier: Arc<RevocationNotifier<DirectoryLink>>,
-    /// A block without an event cell keeps it until it leaves the directory.
-    _uncounted: Option<Arc<()>>,
+    _uncounted: Option<Uncounted>,
 }
 
 impl LinkBlock {
     /// Adds the link to the key directory, before the address of the block is sent. No lock is held
     /// that is after the directory's. `qp`: that of the link, which has none on a circuit.
-    /// `uncounted`: what a block without an event cell keeps (`Shared::event_cell`).
     pub(in crate::rdm) fn new(
         endpoint: Weak<dyn LinkEndpoint>,
         key: LinkKey,
         qp: Option<&Arc<Qp>>,
         block: ConnectionBlock,
-        uncounted: Option<Arc<()>>,
+        uncounted: Option<Uncounted>,
     ) -> Self {
         let poster = Arc::new(LinkPoster::new(endpoint, key, qp));
         let block = Arc::new(block);

@@ -71,7 +71,7 @@ impl Shared {
     }
 
     /// What follows from an event of an exchange.
-    pub(super) fn follow_exchange(&self, sidr: &LinkSidr, event: CmEvent) {
+    pub(super) fn follow_exchange(&self, sidr: &LinkSidr, event: &CmEvent) {
         let step = match event.kind {
             CmEventKind::AddrResolved => sidr.id.get().and_then(|id| id.resolve_route()),
             CmEventKind::RouteResolved => {

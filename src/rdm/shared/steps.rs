@@ -112,7 +112,7 @@ impl LinkEndpoint for Shared {
     }
 
     fn exchange_event(&self, sidr: &LinkSidr, event: CmEvent) {
-        self.follow_exchange(sidr, event);
+        self.follow_exchange(sidr, &event);
     }
 
     fn request_driver(&self, request: DriverRequest) {
