@@ -170,7 +170,8 @@ impl Process {
     /// This process, opened on the first call.
     ///
     /// # Errors
-    /// Those of creating a segment or entering the registry.
+    /// Those of creating a segment or entering the registry. `ENOMEM`: also if forked children could
+    /// not be recognized.
     pub(crate) fn open() -> Res<&'static Self> {
         if let Some(process) = Self::current() {
             return Ok(process);
@@ -198,6 +199,11 @@ impl Process {
     }
 
     fn create() -> Res<Self> {
+        // otherwise a forked child would use the objects of its parent
+        if !forks::are_counted() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let owner = forks::Owner::this_process();
         let barriers = register_for_barriers();
         let identity = Identity {
             pid: std::process::id(),
@@ -290,7 +296,7 @@ impl Process {
             retry_thread: retry_thread::RetryThread::default(),
             _probe: probe,
             channels: Lock::new(Vec::new()),
-            owner: forks::Owner::this_process(),
+            owner,
         })
     }
 
