@@ -35,8 +35,8 @@ use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::{Flags, OpFlags};
-use crate::log::info_log;
-use crate::mr::{Access, Mode, Scope, SourceKeys, random};
+use crate::log::{info_log, refused};
+use crate::mr::{Access, Mode, Paging, Scope, SourceKeys, random};
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqBinding, CqConfig, WaitKind};
@@ -131,10 +131,16 @@ impl Endpoint {
     /// Makes an endpoint.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the device has no [`Limits`]. `ENOMEM`, `EMFILE`: resources of the process or
-    /// the device.
+    /// `EOPNOTSUPP`: the device has no [`Limits`]. `EINVAL`: peers are to access regions, and those
+    /// of the domain have no registration, because their mode needs on-demand paging that the
+    /// device does not have; logged. `ENOMEM`, `EMFILE`: resources of the process or the device.
     pub fn new(domain: &Arc<Domain>, mut config: EndpointConfig) -> Result<Arc<Self>> {
         let limits = Limits::of(domain.device()).ok_or(FiErrno::EOPNOTSUPP)?;
+        if config.target && domain.mr().paging() == Paging::Unregistered {
+            let reason = "peers cannot access regions of this domain: it was opened for messages \
+                          alone, and the device has no on-demand paging that works";
+            return Err(refused!(EpCtrl, EINVAL, "{reason}"));
+        }
         config.tx_size = config.tx_size.clamp(1, limits.tx_size);
         config.rx_size = config.rx_size.clamp(1, limits.rx_size);
         config.inject_size = config.inject_size.min(limits.inject_size);

@@ -69,7 +69,7 @@ unsafe impl Kind for RdmEp {
 ///
 /// # Errors
 /// `EINVAL`: `info` requests more than the device has, or has a handle; or the domain was opened
-/// for connected endpoints.
+/// for connected endpoints, or has no registrations ([`Endpoint::new`]).
 pub(crate) fn open(
     domain: &Object<Domain>,
     info: View<'_, fi_info>,

@@ -16,14 +16,14 @@ use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::mr::{Access, Desc};
+use crate::mr::{Access, Desc, Form, Mode, MrConfig};
 use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
 use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::{CALL, Executor};
 use crate::rdm::operations::Kind;
 use crate::rdm::{AddressVector, Directed, Endpoint, EndpointConfig, Limits, LocalIov};
-use crate::verbs::Qp;
+use crate::verbs::{Qp, devices, replaced};
 
 /// What the links of an endpoint are made of. Tests of both run on each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -817,5 +817,39 @@ fn time_of_a_message() {
             wait_for(&a, 1);
         }
         println!("{:?}", begin.elapsed() / count);
+    }
+}
+
+/// A domain for messages alone, on a device whose on-demand paging does not work, registers no
+/// region. So an endpoint whose regions peers access is refused, and one that only initiates is not.
+#[test]
+fn a_domain_without_registrations_has_no_targets() {
+    let device = devices(&[replaced::with_broken_paging()], false).remove(0);
+    let open = |mode| {
+        let mr = MrConfig {
+            form: Form::new(mode, true),
+            ..MrConfig::default()
+        };
+        let config = DomainConfig {
+            mr,
+            ..DomainConfig::default()
+        };
+        Domain::open(&device, config).unwrap()
+    };
+    let endpoint = |domain: &Arc<Domain>, rma, target| {
+        let config = EndpointConfig {
+            rma,
+            target,
+            ..config()
+        };
+        Endpoint::new(domain, config).map(drop)
+    };
+    let messages = open(Mode::empty());
+    assert_eq!(endpoint(&messages, true, true), Err(FiErrno::EINVAL));
+    assert_eq!(endpoint(&messages, false, true), Err(FiErrno::EINVAL));
+    assert_eq!(endpoint(&messages, true, false), Ok(()));
+    assert_eq!(endpoint(&messages, false, false), Ok(()));
+    for mode in [Mode::MMU_NOTIFY, Mode::ALLOCATED] {
+        assert_eq!(endpoint(&open(mode), true, true), Ok(()));
     }
 }
