@@ -59,10 +59,12 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has ended the connection. [`Self::send_end_notice`] follows.
     fn peer_ended(&self);
 
-    /// Whether requests of the endpoint are under way, or follow, on a circuit that others use. If
-    /// no other endpoint uses the circuit, none joins it behind them from then on. Acquires no lock
-    /// but leaves.
+    /// Whether requests of the endpoint are under way, or follow. Acquires no lock.
     fn has_requests(&self) -> bool;
+
+    /// Retires the endpoint's circuit unless other endpoints use it ([`Circuit::retire_if_alone`]).
+    /// Returns whether none does, or the circuit has failed. Acquires no lock but leaves.
+    fn retire_circuit_if_alone(&self) -> bool;
 
     /// Whether operations of the endpoint are under way. Acquires no lock.
     fn has_operations(&self) -> bool;

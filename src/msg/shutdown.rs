@@ -151,16 +151,20 @@ impl Shared {
             let shares = control.srx.is_some() && !self.config.xrc;
             (control.tx.clone(), control.rx.clone(), shares)
         };
-        if let Some(side) = self.tx.lock().as_mut() {
+        let deferred = self.tx.lock().as_mut().is_some_and(|side| {
             side.cancel_deferred();
             side.sq.post_marker();
-        }
-        let closed = self.conn.state.is(State::Closed);
-        let shared = self.own_circuit().is_some_and(|circuit| match closed {
-            // otherwise no endpoint joins it before it ends
-            true => !circuit.retire_if_alone(),
-            false => circuit.is_shared(),
+            side.has_deferred()
         });
+        let requests = deferred || self.slots.has_requests();
+        let closed = self.conn.state.is(State::Closed);
+        let shared = self
+            .own_circuit()
+            .is_some_and(|circuit| match closed && requests {
+                // alone on it, the close ends it: no endpoint joins it before
+                true => !circuit.retire_if_alone(),
+                false => circuit.is_shared(),
+            });
         let takes = shares && closed && self.received.load(Ordering::Relaxed);
         let begin = Instant::now();
         let mut mark = None;

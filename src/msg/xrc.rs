@@ -777,10 +777,14 @@ impl CircuitUser for Shared {
     }
 
     fn has_requests(&self) -> bool {
-        let shares = |circuit: Arc<Circuit>| !circuit.has_failed() && !circuit.retire_if_alone();
         // The request by which a deferred operation fails is recorded before this flag is cleared.
         let follow = self.slots.awaits_progress();
-        (follow || self.slots.has_requests()) && self.own_circuit().is_some_and(shares)
+        follow || self.slots.has_requests()
+    }
+
+    fn retire_circuit_if_alone(&self) -> bool {
+        let retires = |circuit: Arc<Circuit>| circuit.has_failed() || circuit.retire_if_alone();
+        self.own_circuit().is_none_or(retires)
     }
 
     fn has_operations(&self) -> bool {

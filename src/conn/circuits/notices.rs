@@ -317,14 +317,15 @@ impl Circuits {
     /// next look.
     pub(super) fn answer_notices(&self, now: Instant) -> Option<Instant> {
         let mut held = std::mem::take(&mut self.state.lock().notices.unanswered);
-        let has_requests = |user: Arc<dyn CircuitUser>| {
+        let shares_with_requests = |user: Arc<dyn CircuitUser>| {
             if user.has_requests() {
                 user.progress_requests();
             }
-            user.has_requests()
+            // the requests of a lone user are left on its circuit, which no other one joins then
+            user.has_requests() && !user.retire_circuit_if_alone()
         };
         held.retain(|notice| {
-            let waits = notice.due > now && notice.user.upgrade().is_some_and(has_requests);
+            let waits = notice.due > now && notice.user.upgrade().is_some_and(shares_with_requests);
             if !waits {
                 answer_notice(&notice.id, &notice.end);
             }

@@ -239,6 +239,26 @@ fn no_connection_joins_the_requests_of_one_that_has_ended() {
     works([&client, &server], &(dials, accepts));
 }
 
+/// The close of the only endpoint of a circuit does not retire it if nothing is under way: a
+/// connection that is made before the endpoint has left it uses the same circuit.
+#[test]
+fn a_connection_joins_the_circuit_of_an_idle_endpoint_that_is_being_closed() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let first = connect((&client, &server), addr, 0, |_| {});
+    transfer((&client, &first.0), &server, 1);
+    let shared = &first.0.shared;
+    assert!(!shared.slots.has_requests());
+    // the part of a close before it gives the share of the circuit back
+    shared.conn.state.set(State::Closed);
+    shared.await_flush();
+    let second = connect((&client, &server), addr, 1, |_| {});
+    assert!(Arc::ptr_eq(&circuit(&first.0), &circuit(&second.0)));
+    shared.conn.state.set(State::Connected);
+    works([&client, &server], &second);
+}
+
 /// A circuit has failed, and the device has not flushed its requests yet: the close of an endpoint
 /// waits for them, so that the operations that are cancelled have entries.
 #[test]
