@@ -133,7 +133,8 @@ impl Shared {
     /// [`SHARED_FLUSH_WAIT`] without a completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is
     /// closed, because the buffers are the application's. On XRC the same holds for the engine's
     /// own requests: the peer keeps what they access while this endpoint answers for them, and they
-    /// would break the circuit later.
+    /// would break the circuit later. If the device was removed, nothing waits for the flush of a
+    /// circuit: each close would wait for the whole time.
     ///
     /// Before the queue pair of a closed endpoint on a shared receive context is destroyed, the
     /// device must have reported the last receive (InfiniBand specification, volume 1, 10.3.1): one
@@ -224,7 +225,9 @@ impl Shared {
                     continue;
                 }
             }
-            if Instant::now() >= deadline {
+            // a device that was removed flushes nothing on a circuit
+            let gone = flushes && self.removed.load(Ordering::Relaxed);
+            if gone || Instant::now() >= deadline {
                 info_log!(
                     EpCtrl,
                     "requests not flushed within {:?}: last receive {ended}, {:?}",
