@@ -23,8 +23,10 @@ impl Probed for Shared {
 
 impl Shared {
     /// Whether a probe would wait behind operations of other endpoints. When this endpoint and its
-    /// peer have closed meanwhile, it would find no receive queue, and break the circuit. These
-    /// operations probe the path themselves.
+    /// peer have closed meanwhile, it would find no receive queue, and break the circuit. Those of
+    /// the operations that are at the device probe the path themselves. Others count too, and probe
+    /// nothing: an operation that is deferred, or that has completed in a device queue which is not
+    /// polled further because the application's completion queue is full.
     fn follows_other_operations(&self) -> bool {
         let user: Weak<dyn CircuitUser> = self.weak();
         self.own_circuit()
