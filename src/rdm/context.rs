@@ -329,8 +329,7 @@ impl SharedRx {
         state.run_todo();
         if state.core.has_reports() {
             // the calling thread may sleep on the queue of another endpoint
-            state.core.flush(&mut state.io);
-            state.run_todo();
+            state.report();
         }
         member.wake_driver_and_readers(state);
         Some(result)

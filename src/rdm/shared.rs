@@ -704,10 +704,14 @@ impl State {
     }
 
     /// Reports credit that a call has freed behind the last poll, or without one: no further call
-    /// of the application may follow.
+    /// of the application may follow. An endpoint that has failed posts nothing: a panic may have
+    /// left its state in the middle of a change.
     #[cold]
     #[inline(never)]
     pub(super) fn report(&mut self) {
+        if self.failed.is_some() {
+            return;
+        }
         self.core.flush(&mut self.io);
         self.run_todo();
     }

@@ -35,10 +35,9 @@ fn connected() -> (End, End, FiAddr) {
     (a, b, to_b)
 }
 
-/// Receives that match stored messages report the credit of these, by the same call.
-#[test]
-fn a_receive_reports_the_credit_that_it_frees() {
-    let mut target = vec![0; 1000];
+/// The sender has filled the window of the receiver, which sleeps, with messages that no receive
+/// has matched.
+fn with_stored_messages() -> (End, End) {
     let (a, b, to_b) = connected();
     // the messages behind the window wait for credit, and are not announced
     b.state(|state| state.core.pool.take_reserve());
@@ -53,6 +52,14 @@ fn a_receive_reports_the_credit_that_it_frees() {
         let _ = (a.poll(), b.poll());
     }
     std::thread::sleep(SLEEP);
+    (a, b)
+}
+
+/// Receives that match stored messages report the credit of these, by the same call.
+#[test]
+fn a_receive_reports_the_credit_that_it_frees() {
+    let mut target = vec![0; 1000];
+    let (a, b) = with_stored_messages();
     let before = a.state(|state| state.io.outstanding());
     for number in 0..500 {
         b.recv(Some((5, 0)), &mut target, number);
@@ -64,6 +71,19 @@ fn a_receive_reports_the_credit_that_it_frees() {
         a.poll();
         assert!(begin.elapsed() < LIMIT, "no credit");
     }
+}
+
+/// A panic may have left the state in the middle of a change: nothing is posted of it.
+#[test]
+fn a_receive_reports_nothing_after_a_panic() {
+    let mut target = vec![0; 1000];
+    let (_a, b) = with_stored_messages();
+    assert!(!b.state(|state| state.core.has_reports()));
+    b.ep.shared().fail(FiErrno::EOTHER);
+    for number in 0..500 {
+        b.recv(Some((5, 0)), &mut target, number);
+    }
+    assert!(b.state(|state| state.core.has_reports()));
 }
 
 /// A read of entries that hold credit reports it, also without a poll.
