@@ -412,9 +412,11 @@ impl<I: Io> Core<I> {
             self.hold_own_requests(key, true, io);
         }
         let posted = io.control(link, &Packet { header, body });
+        // CREDIT follows a refusal, and is repeated if it gets lost
+        let tells = posted && close != Close::Refuse;
         let peer = self.peers.get_mut(key);
         // what another link carries may be lost although the out-link stays
-        if let Some(peer) = peer.filter(|peer| posted && peer.out == Some(link)) {
+        if let Some(peer) = peer.filter(|peer| tells && peer.out == Some(link)) {
             peer.mark_told_once(link);
         }
         posted
@@ -500,13 +502,21 @@ impl<I: Io> Core<I> {
         let (out, own, accepted) = (peer.out, peer.own, peer.accepted);
         let mut links = [own, accepted].into_iter().flatten();
         let asks = links.any(|link| self.has_asked(link));
+        if matches!(close, Close::Accept | Close::Refuse)
+            && from.closing == Closing::Asked
+            && let Some(peer) = self.peers.get_mut(key)
+        {
+            // the question has arrived, and with it *processed*
+            peer.acked_on.take_if(|on| *on == link);
+        }
+        let drain = self.peers.get(key).and_then(|peer| peer.drain);
         match (close, from.closing) {
             // both ask, each on its out-link, or this side has an answer
             (Close::Ask | Close::Demand, Closing::No | Closing::Asked) if asks => {
                 self.close_links(key, io)
             }
             (Close::Ask | Close::Demand, Closing::No | Closing::Draining)
-                if peer.drain.is_some_and(|drain| drain.question.is_none()) =>
+                if drain.is_some_and(|drain| drain.question.is_none()) =>
             {
                 if let Some(Drain { question, .. }) =
                     self.peers.get_mut(key).and_then(|peer| peer.drain.as_mut())

@@ -222,8 +222,8 @@ pub(in crate::rdm) struct Peer {
     pub(super) restate: bool,
     /// No packet has confirmed to the peer that its last packet with ACK was processed.
     pub(super) owes_ack: bool,
-    /// The link of the last RETURN or CLOSE that has told the peer so, if no packet behind it has
-    /// that is repeated when it gets lost.
+    /// The link of the last RETURN or CLOSE that has told the peer so, if nothing shows that it has
+    /// arrived, and no packet behind it has told it that is repeated when it gets lost.
     pub(super) acked_on: Option<LinkKey>,
     /// Unused credit is to be asked for.
     pub(super) recall: bool,
@@ -401,14 +401,19 @@ impl Peer {
         self.acked_on = None;
     }
 
-    /// As [`Self::mark_told`], of RETURN or CLOSE on the out-link. If they get lost, only the
-    /// answer to RECALL is repeated.
+    /// As [`Self::mark_told`], of RETURN or CLOSE on the out-link, but not CLOSE (refuse). If they
+    /// get lost, only the answer to RECALL is repeated.
     pub(super) fn mark_told_once(&mut self, out: LinkKey) {
         if self.owes_ack {
             self.acked_on = Some(out);
         }
         self.owes_ack = false;
         self.confirm = false;
+    }
+
+    /// *processed* that RETURN or CLOSE has told the peer is to be told again.
+    pub(super) fn owe_again(&mut self) {
+        self.owes_ack |= self.acked_on.take().is_some();
     }
 
     /// Whether a new operation can be posted now as far as earlier ones are concerned: no packet is

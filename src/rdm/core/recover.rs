@@ -343,7 +343,7 @@ impl<I: Io> Core<I> {
             (peer.returned, peer.recalled) = (None, true);
         }
         if peer.acked_on == Some(link) {
-            (peer.acked_on, peer.owes_ack) = (None, true);
+            peer.owe_again();
         }
     }
 

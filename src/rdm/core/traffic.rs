@@ -404,6 +404,8 @@ impl<I: Io> Core<I> {
             && !packet.header.seen.is_before(number)
         {
             peer.unseen = None;
+            // CREDIT can be posted again
+            peer.owe_again();
             // a later grant has replaced the question
             let seen = packet.header.seen;
             peer.recalling.take_if(|(_, of)| of.is_before(seen));
@@ -665,7 +667,12 @@ impl<I: Io> Core<I> {
             if std::mem::take(&mut peer.recalled) {
                 peer.returned = Some(out);
             }
-            peer.mark_told_once(out);
+            if peer.unseen.is_some() {
+                peer.mark_told_once(out);
+            } else {
+                // CREDIT follows if *processed* was owed: the peer shows that it has seen it
+                peer.confirm = false;
+            }
         }
         let recall = peer.recall && peer.recalling.is_none();
         if !peer.has_report() || peer.unseen.is_some() && !recall {

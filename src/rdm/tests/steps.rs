@@ -6,6 +6,7 @@ mod evictions;
 mod further;
 mod idle;
 mod orphans;
+mod returns;
 mod sessions;
 mod turns;
 mod window;
@@ -428,114 +429,14 @@ impl Scene {
     }
 }
 
-#[test]
-fn a_lost_return_is_repeated() {
-    let mut it = Scene::new();
-    it.send(it.peer, 1);
-    let own = it.reply();
-    it.core.sent(own, Number::new(0), &mut it.acts);
-    let (_, request) = it.acts.dials[0];
-    it.request(1, Some(request.gives));
-    let accepted = it.hello(1, 1);
-    it.settle(accepted);
-    // a packet with ACK, and a recall: RETURN answers both
+/// The body of a message of the peer.
+fn eager(ack: bool) -> Body {
     let message = Message {
-        ack: true,
+        ack,
         ..Message::default()
     };
     let payload = Payload { offset: 32, len: 8 };
-    it.packet(accepted, 0, 99, Body::Eager { message, payload });
-    let grant = it.grant();
-    it.packet(
-        accepted,
-        0,
-        2,
-        Body::Credit {
-            grant,
-            recall: true,
-        },
-    );
-    it.acts.packets.clear();
-    it.core.flush(&mut it.acts);
-    let (link, packet) = &it.acts.packets[0];
-    assert!(matches!(packet.body, Body::Return(_)));
-    assert_eq!((*link, packet.header.processed), (own, Number::new(1)));
-    assert_eq!(it.acts.packets.len(), 1);
-    // the link of RETURN is lost. The peer still has its own, and waits for *processed*
-    it.end(own);
-    assert_eq!(it.acts.dials.len(), 2);
-    // a peer without another link dials itself if it needs something
-    let mut it = Scene::new();
-    it.send(it.peer, 1);
-    let own = it.reply();
-    it.core.sent(own, Number::new(0), &mut it.acts);
-    let grant = it.grant();
-    it.packet(
-        own,
-        0,
-        1,
-        Body::Credit {
-            grant,
-            recall: true,
-        },
-    );
-    it.core.flush(&mut it.acts);
-    it.end(own);
-    assert_eq!(it.acts.dials.len(), 1);
-}
-
-/// RETURN without RECALL is lost, and with it the only *processed* of a packet with ACK, while the
-/// peer has another link. This side has no operation for which it would dial.
-#[test]
-fn an_acknowledgement_by_a_lost_return_is_repeated() {
-    let mut it = Scene::new();
-    it.send(it.peer, 1);
-    let own = it.reply();
-    it.core.sent(own, Number::new(0), &mut it.acts);
-    let (_, request) = it.acts.dials[0];
-    it.request(1, Some(request.gives));
-    let accepted = it.hello(1, 1);
-    it.settle(accepted);
-    let send = SendOp {
-        op: 2,
-        uses: Uses::Message(8),
-        ack: true,
-    };
-    let sent = it.core.send(it.peer, send, &mut it.acts);
-    sent.expect("room");
-    it.core.sent(own, Number::new(1), &mut it.acts);
-    let grant = it.grant();
-    let recall = false;
-    it.packet(accepted, 0, 99, Body::Credit { grant, recall });
-    let eager = |ack| {
-        let message = Message {
-            ack,
-            ..Message::default()
-        };
-        let payload = Payload { offset: 32, len: 8 };
-        Body::Eager { message, payload }
-    };
-    it.packet(accepted, 0, 99, eager(true));
-    it.acts.packets.clear();
-    it.core.flush(&mut it.acts);
-    let (link, packet) = &it.acts.packets[0];
-    assert!(matches!(packet.body, Body::Return(_)));
-    assert_eq!((*link, packet.header.processed), (own, Number::new(1)));
-    assert_eq!((it.acts.packets.len(), it.core.owes()), (1, false));
-    // the peer has processed the operation of this side, which has nothing under way any more
-    let header = Header {
-        number: Number::new(1),
-        processed: Number::new(2),
-        seen: GrantNumber::new(99),
-        to: PeerIndex::new(it.peer.number()),
-    };
-    let body = eager(false);
-    it.core
-        .arrived(accepted, &Packet { header, body }, (), &mut it.acts);
-    assert_eq!(it.acts.completed, [(1, Ok(())), (2, Ok(()))]);
-    it.end(own);
-    assert_eq!(it.acts.dials.len(), 2);
-    it.core.check();
+    Body::Eager { message, payload }
 }
 
 #[test]

@@ -176,30 +176,48 @@ impl Scene {
     }
 }
 
-/// CLOSE (demand) is lost with its link, and with it the only *processed* of a packet with ACK.
+/// CLOSE (demand) is lost with its link, and with it the only *processed* of a packet with ACK. If
+/// the peer has answered, it has arrived.
 #[test]
 fn an_acknowledgement_by_a_lost_demand_is_repeated() {
+    for answered in [false, true] {
+        let (mut it, accepted, own) = Scene::with_two_links();
+        it.send(it.peer, 2);
+        (it.acts.full, it.acts.rma) = (true, true);
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 5);
+        it.at_time(52 * MS);
+        it.packet(own, 0, 99, eager(true));
+        it.core.flush(&mut it.acts);
+        it.acts.rma = false;
+        it.at_time(54 * MS);
+        assert_eq!(it.last_close(), (accepted, Some(Close::Demand)));
+        it.core.sent(accepted, Number::new(1), &mut it.acts);
+        assert_eq!((it.acts.completed.len(), it.core.owes()), (2, false));
+        if answered {
+            it.packet(accepted, 0, 99, Body::Close(Close::Refuse));
+        }
+        it.end(accepted);
+        match answered {
+            // the other link is ended in order to dial
+            false => assert_eq!(it.acts.ends, [accepted, own]),
+            true => assert_eq!(it.acts.ends, [accepted]),
+        }
+    }
+}
+
+/// CLOSE (refuse) has no answer.
+#[test]
+fn credit_follows_a_refusal_that_has_carried_an_acknowledgement() {
     let (mut it, accepted, own) = Scene::with_two_links();
-    it.send(it.peer, 2);
-    (it.acts.full, it.acts.rma) = (true, true);
-    let other = it.core.peer_at(place(3)).expect("a peer");
-    it.send(other, 5);
-    it.at_time(52 * MS);
-    let message = Message {
-        ack: true,
-        ..Message::default()
-    };
-    let payload = Payload { offset: 32, len: 8 };
-    it.packet(own, 0, 99, Body::Eager { message, payload });
+    it.packet(own, 0, 99, eager(true));
+    it.packet(accepted, 0, 99, Body::Close(Close::Ask));
+    assert_eq!(it.last_close(), (accepted, Some(Close::Refuse)));
     it.core.flush(&mut it.acts);
-    it.acts.rma = false;
-    it.at_time(54 * MS);
-    assert_eq!(it.last_close(), (accepted, Some(Close::Demand)));
-    it.core.sent(accepted, Number::new(1), &mut it.acts);
-    assert_eq!((it.acts.completed.len(), it.core.owes()), (2, false));
-    it.end(accepted);
-    // the other link is ended in order to dial
-    assert_eq!(it.acts.ends, [accepted, own]);
+    let (link, packet) = it.acts.packets.last().expect("a packet");
+    assert!(matches!(packet.body, Body::Credit { .. }));
+    assert_eq!((*link, packet.header.processed), (accepted, Number::new(1)));
+    assert!(!it.core.owes());
 }
 
 /// A link that the peer alone may use has a place too.

@@ -266,14 +266,6 @@ fn an_acknowledgement_is_reported_once() {
     let link = it.reply();
     it.core.sent(link, Number::new(0), &mut it.acts);
     it.settle(link);
-    let eager = |ack| {
-        let message = Message {
-            ack,
-            ..Message::default()
-        };
-        let payload = Payload { offset: 32, len: 8 };
-        Body::Eager { message, payload }
-    };
     it.packet(link, 0, 99, eager(true));
     assert!(it.core.owes());
     it.acts.packets.clear();
