@@ -187,13 +187,7 @@ impl<I: Io> Core<I> {
         let Some(link) = link.filter(|_| self.is_idle(key)) else {
             return false;
         };
-        self.ask_on(key, link, Close::Ask, io)
-    }
-
-    /// Posts CLOSE (ask) or (demand) to a link, on which nothing of this side is under way.
-    /// `false`: no room.
-    fn ask_on(&mut self, key: PeerKey, link: LinkKey, close: Close, io: &mut I) -> bool {
-        if !self.post_close(key, link, close, io) {
+        if !self.post_close(key, link, Close::Ask, io) {
             self.release_own_requests(key, io);
             return false;
         }
@@ -204,28 +198,27 @@ impl<I: Io> Core<I> {
         true
     }
 
-    /// Begins to evict the out-link of a peer that uses it: drains it, then demands its place.
-    /// Without an out-link there is nothing to drain.
+    /// Begins to evict the links of a peer that uses them: drains the out-link, then demands its
+    /// place. On a link that is no out-link there is nothing to drain, but room for CLOSE is waited
+    /// for in the same way.
     fn demand(&mut self, key: PeerKey, io: &mut I) -> bool {
-        match self.link_to_close(key) {
-            Some(link) if self.open_link(key).is_none() => {
-                self.ask_on(key, link, Close::Demand, io)
-            }
-            _ => self.begin_drain(key, None, io),
+        let link = self.link_to_close(key);
+        if let Some(link) = link {
+            self.begin_drain(key, link, None, io);
         }
+        link.is_some()
     }
 
-    /// Stops posting to a peer, and waits until RMA on its out-link has completed; then answers the
-    /// question, or demands the place. `false`: it has none.
-    fn begin_drain(&mut self, key: PeerKey, question: Option<LinkKey>, io: &mut I) -> bool {
-        let Some(out) = self.open_link(key) else {
-            return false;
-        };
-        io.down(key, out);
+    /// Stops posting to a peer, and waits until RMA on this link, the out-link if there is one, has
+    /// completed; then answers the question, or demands the place.
+    fn begin_drain(&mut self, key: PeerKey, link: LinkKey, question: Option<LinkKey>, io: &mut I) {
+        if self.open_link(key).is_some() {
+            io.down(key, link);
+        }
         self.hold_own_requests(key, true, io);
         self.read_clock(io);
         let until = self.now + DRAIN;
-        if let Some(link) = self.links.get_mut(out) {
+        if let Some(link) = self.links.get_mut(link) {
             link.closing = Closing::Draining;
         }
         if let Some(peer) = self.peers.get_mut(key) {
@@ -233,35 +226,43 @@ impl<I: Io> Core<I> {
             peer.drain = Some(Drain { until, question });
         }
         self.drain(key, io);
-        true
     }
 
-    /// Looks whether the out-link of a peer has drained.
-    pub(super) fn drain(&mut self, key: PeerKey, io: &mut I) {
-        let Some(peer) = self.peers.get(key) else {
-            return;
+    /// The link of a peer that drains.
+    fn draining(&self, key: PeerKey) -> Option<LinkKey> {
+        let peer = self.peers.get(key)?;
+        let drains = |link: &LinkKey| {
+            let link = self.links.get(*link);
+            link.is_some_and(|link| link.closing == Closing::Draining)
         };
-        let (Some(Drain { until, question }), Some(out)) = (peer.drain, peer.out) else {
+        let mut links = [peer.own, peer.accepted].into_iter().flatten();
+        links.find(drains)
+    }
+
+    /// Looks whether the link of a peer that drains has drained.
+    pub(super) fn drain(&mut self, key: PeerKey, io: &mut I) {
+        let drain = self.peers.get(key).and_then(|peer| peer.drain);
+        let (Some(Drain { until, question }), Some(on)) = (drain, self.draining(key)) else {
             return;
         };
         let up = |link: LinkKey| self.links.get(link).is_some_and(|it| it.state == State::Up);
         let asks = question.is_none_or(up);
-        let mut quiet = io.is_quiet(out);
-        if self.config.circuits && question.is_some_and(|question| question != out) {
+        let mut quiet = io.is_quiet(on);
+        if self.config.circuits && question.is_some_and(|question| question != on) {
             // the answer states that all packets have arrived
-            quiet &= io.has_completed(out);
+            quiet &= io.has_completed(on);
         }
         let late = until <= self.now;
         if quiet {
             let (link, close, closing) = match question {
                 Some(link) => (link, Close::Accept, Closing::Accepted),
-                None => (out, Close::Demand, Closing::Asked),
+                None => (on, Close::Demand, Closing::Asked),
             };
             if asks && self.post_close(key, link, close, io) {
                 if let Some(peer) = self.peers.get_mut(key) {
                     (peer.drain, peer.demanded) = (None, true);
                 }
-                self.begin_closing(key, &[link, out], closing);
+                self.begin_closing(key, &[link, on], closing);
                 if self.config.circuits && closing == Closing::Accepted {
                     // CLOSE was the last packet of each side
                     self.close_links(key, io);
@@ -286,7 +287,7 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// The out-link is used again. It is the last one whose place is demanded.
+    /// The links of a peer are used again. Their places are the last ones to be demanded.
     fn reopen(&mut self, key: PeerKey, io: &mut I) {
         let now = self.now;
         let Some(peer) = self.peers.get_mut(key) else {
@@ -296,16 +297,18 @@ impl<I: Io> Core<I> {
         let out = peer.out;
         self.retimed = true;
         for link in self.links_of(key) {
-            if let Some(link) = self.links.get_mut(link) {
+            if let Some(link) = self.links.get_mut(link)
+                && link.closing != Closing::No
+            {
                 link.closing = Closing::No;
+                (link.used, link.since) = (now, now);
             }
         }
         self.hold_own_requests(key, false, io);
-        let Some((out, link)) = out.and_then(|out| Some((out, self.links.get_mut(out)?))) else {
+        let Some((out, link)) = out.and_then(|out| Some((out, self.links.get(out)?))) else {
             // what has waited for the answer may need an out-link
             return self.advance(key, io);
         };
-        (link.used, link.since) = (now, now);
         if let Some(terms) = link.terms {
             io.up(key, out, &terms);
         }
@@ -527,9 +530,8 @@ impl<I: Io> Core<I> {
             }
             (Close::Accept, Closing::Asked) => self.close_links(key, io),
             (Close::Refuse, Closing::Asked) => {
-                let now = self.now;
                 if let Some(from) = self.links.get_mut(link) {
-                    (from.refused, from.used, from.since) = (true, now, now);
+                    from.refused = true;
                 }
                 if let Some(peer) = self.peers.get_mut(key) {
                     peer.demanded = false;
@@ -547,9 +549,9 @@ impl<I: Io> Core<I> {
                 self.accept_close(key, link, io);
             }
             (Close::Demand, Closing::No) => {
-                let drains = self.is_linked(key) && self.begin_drain(key, Some(link), io);
-                if !drains {
-                    self.refuse_on(key, link, io);
+                match self.open_link(key).filter(|_| self.is_linked(key)) {
+                    Some(out) => self.begin_drain(key, out, Some(link), io),
+                    None => self.refuse_on(key, link, io),
                 }
             }
             _ => self.violation(link, io),

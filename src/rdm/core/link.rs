@@ -44,8 +44,8 @@ pub(in crate::rdm) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::rdm) enum Closing {
     No,
-    /// The out-link is in use, and this side waits until RMA on it has completed, before it asks
-    /// or accepts.
+    /// The link is in use, and this side waits until its RMA on it has completed and CLOSE has
+    /// room, before it demands or accepts.
     Draining,
     /// This side has asked.
     Asked,
@@ -94,9 +94,10 @@ pub(in crate::rdm) struct Link {
     /// last search for an idle link, and the time of the first search that found them, in ns.
     pub(super) numbers: Option<Numbers>,
     pub(in crate::rdm) used: u64,
-    /// These numbers, and the time, when it became the out-link or the peer refused to end it.
-    /// Before: `None`, and the time when it got its place.
+    /// These numbers when it became the out-link; `None`: it was never the out-link.
     pub(super) begin: Option<Numbers>,
+    /// When it got its place, became the out-link, or was last used again after an eviction that
+    /// the peer has refused or that was given up, whichever is latest.
     pub(super) since: u64,
     /// The peer has refused CLOSE (ask): it uses the link.
     pub(super) refused: bool,

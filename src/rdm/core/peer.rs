@@ -62,7 +62,7 @@ pub(in crate::rdm) struct Dial {
     pub(super) queued: bool,
 }
 
-/// The wait until RMA on the out-link has completed.
+/// The wait until RMA on a link has completed and CLOSE has room.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdm) struct Drain {
     /// When it is given up, in ns.
@@ -139,7 +139,8 @@ pub(in crate::rdm) struct Peer {
     pub(super) out: Option<LinkKey>,
     /// Links in the state Lingering: at most one own and one accepted.
     pub(super) lingering: [Option<LinkKey>; 2],
-    /// The eviction of the out-link has begun: nothing is posted to it.
+    /// The eviction of its links has begun, also if none of them is the out-link: nothing is posted
+    /// to the peer, no link is adopted, and none is dialled.
     pub(super) closing: bool,
     /// The count of out-links.
     pub(super) outs: u32,
@@ -167,7 +168,7 @@ pub(in crate::rdm) struct Peer {
     pub(super) timed: bool,
     /// When a CLOSE without answer ends its link, or when it is looked whether it has drained.
     pub(super) close_at: When,
-    /// The out-link drains.
+    /// The out-link drains, or another link without out-link waits for room for CLOSE (demand).
     pub(super) drain: Option<Drain>,
     /// The place of the out-link was demanded, by this side or by the peer.
     pub(super) demanded: bool,

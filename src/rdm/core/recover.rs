@@ -98,16 +98,20 @@ impl<I: Io> Core<I> {
         ending.state = State::Ending;
         let closing = ending.closing;
         let mut drain = None;
-        if let Some(peer) = self.peers.get_mut(key)
-            && peer.out == Some(link)
-        {
-            (peer.out, peer.closing) = (None, false);
-            peer.close_at = When::NONE;
-            drain = peer.drain.take();
-            self.retimed = true;
-            ending.was_out = true;
-            if ending.closing == Closing::No {
-                io.down(key, link);
+        if let Some(peer) = self.peers.get_mut(key) {
+            let out = peer.out == Some(link);
+            if out {
+                peer.out = None;
+                ending.was_out = true;
+                if closing == Closing::No {
+                    io.down(key, link);
+                }
+            }
+            // the link that is being evicted need not be the out-link
+            if out || closing != Closing::No {
+                (peer.closing, peer.close_at) = (false, When::NONE);
+                drain = peer.drain.take();
+                self.retimed = true;
             }
         }
         if state == State::Dialling {
@@ -116,13 +120,6 @@ impl<I: Io> Core<I> {
         io.end(link);
         if let Some(question) = drain.and_then(|drain| drain.question) {
             self.refuse_on(key, question, io);
-        }
-        // the link of CLOSE need not be the out-link
-        if matches!(closing, Closing::Asked | Closing::Accepted)
-            && let Some(peer) = self.peers.get_mut(key)
-        {
-            (peer.closing, peer.close_at) = (false, When::NONE);
-            self.retimed = true;
         }
         if closing == Closing::Accepted {
             // the peer ends all of them

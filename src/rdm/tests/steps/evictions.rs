@@ -220,6 +220,88 @@ fn credit_follows_a_refusal_that_has_carried_an_acknowledgement() {
     assert!(!it.core.owes());
 }
 
+/// A link that is no out-link, and has no room for CLOSE, is ended after 500 ms.
+#[test]
+fn a_side_without_out_link_waits_for_room_for_a_demand() {
+    for room in [true, false] {
+        let (mut it, own) = Scene::without_out_link();
+        it.packet(own, 0, 99, Body::Close(Close::Refuse));
+        it.acts.crowded = vec![own];
+        it.at_time(52 * MS);
+        assert_eq!(it.last_close(), (own, Some(Close::Ask)));
+        // operations wait
+        it.send(it.peer, 2);
+        it.core.check();
+        it.at_time(551 * MS);
+        assert_eq!((it.acts.ends.len(), it.acts.dials.len()), (0, 1));
+        if room {
+            it.acts.crowded.clear();
+        }
+        it.at_time(553 * MS);
+        if room {
+            assert_eq!(it.last_close(), (own, Some(Close::Demand)));
+            it.packet(own, 0, 99, Body::Close(Close::Accept));
+        }
+        assert_eq!(it.acts.ends, [own], "{room}");
+        it.core.ended(own, &mut it.acts);
+        it.acts.full = false;
+        it.at_time(555 * MS);
+        assert_eq!(it.acts.dials.len(), 3, "{room}");
+        it.core.check();
+    }
+}
+
+/// Such a link does not keep the places of others from being demanded.
+#[test]
+fn a_link_without_room_for_a_demand_does_not_stop_other_evictions() {
+    let (mut it, own) = Scene::without_out_link();
+    it.packet(own, 0, 99, Body::Close(Close::Refuse));
+    it.acts.crowded = vec![own];
+    // the other peer gets a link, and uses it
+    it.acts.full = false;
+    it.at_time(4 * MS);
+    let used = it.reply_of(id(3), 0);
+    it.acts.full = true;
+    for port in [4, 5] {
+        let next = it.core.peer_at(place(port)).expect("a peer");
+        it.send(next, port.into());
+    }
+    it.at_time(56 * MS);
+    assert_eq!(it.last_close(), (used, Some(Close::Demand)));
+    assert!(it.acts.ends.is_empty());
+    it.core.check();
+}
+
+/// The link ends before there was room. What has waited dials.
+#[test]
+fn the_wait_for_room_for_a_demand_ends_with_the_link() {
+    let (mut it, own) = Scene::without_out_link();
+    it.packet(own, 0, 99, Body::Close(Close::Refuse));
+    it.acts.crowded = vec![own];
+    it.at_time(52 * MS);
+    it.send(it.peer, 2);
+    it.acts.full = false;
+    it.end(own);
+    it.at_time(60 * MS);
+    assert_eq!((it.acts.ends.len(), it.acts.dials.len()), (1, 3));
+    it.core.check();
+}
+
+/// On circuits the last link is ended, although its peer, which is idle, leaves no room for CLOSE.
+#[test]
+fn the_last_resort_ends_a_link_that_is_no_out_link() {
+    let (mut it, accepted, own) = Scene::on_circuits().dialled_by_both();
+    it.end(accepted);
+    assert_eq!(it.core.out_link(it.peer), None);
+    it.acts.crowded = vec![own];
+    it.core.make_room(&mut it.acts);
+    it.at_time(499 * MS);
+    assert_eq!(it.acts.ends, [accepted]);
+    it.at_time(501 * MS);
+    assert_eq!(it.acts.ends, [accepted, own]);
+    it.core.check();
+}
+
 /// A link that the peer alone may use has a place too.
 #[test]
 fn a_side_without_out_link_asks_on_its_other_link() {
