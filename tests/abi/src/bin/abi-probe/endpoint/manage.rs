@@ -16,6 +16,8 @@ use super::setup;
 const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// `FI_OPT_CM_DATA_SIZE`
 const LIMIT: usize = 35;
+/// The same of `fi_reject(3)`, and of the option of passive endpoints.
+const REJECT_LIMIT: usize = 55;
 const STATE: i32 = -FI_EOPBADSTATE;
 
 fn sockaddr(addr: SocketAddrV4) -> libc::sockaddr_in {
@@ -159,12 +161,12 @@ unsafe fn request(setup: &Setup, seed: u8) -> *mut fi_info {
 unsafe fn rejected(lib: &Lib, setup: &Setup, pep: *mut fid_pep, to: &libc::sockaddr_in) {
     // SAFETY: see `run`.
     unsafe {
-        for len in [LIMIT, 1, 0] {
+        for len in [REJECT_LIMIT, 1, 0] {
             let client = connect(setup, to, 3);
             let info = request(setup, 3);
-            let data = pattern(LIMIT + 1, 4);
+            let data = pattern(REJECT_LIMIT + 1, 4);
             let (from, handle) = (data.as_ptr().cast::<c_void>(), (*info).handle);
-            let ret = call!((*pep).cm, reject, pep, handle, from, LIMIT + 1);
+            let ret = call!((*pep).cm, reject, pep, handle, from, REJECT_LIMIT + 1);
             assert_eq!(ret, -FI_EINVAL, "one byte too many");
             let ret = call!((*pep).cm, reject, pep, handle, null(), 1);
             assert_eq!(ret, -FI_EINVAL, "a length without data");
