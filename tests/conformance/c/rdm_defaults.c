@@ -734,8 +734,8 @@ static void check_states(void)
 	result = fi_send(ep, local, 8, NULL, FI_ADDR_UNSPEC, NULL);
 	if (result >= 0)
 		die("fi_send to FI_ADDR_UNSPEC: %zd", result);
-	MUST(fi_close(&cntr->fid));
 	MUST(fi_close(&ep->fid));
+	MUST(fi_close(&cntr->fid));
 	MUST(fi_close(&cq->fid));
 	/* an endpoint that can only send has no queue for receives */
 	meet(&side);
