@@ -75,7 +75,7 @@ impl Channel {
             self.watch().inspect_err(|_| {
                 cqs.pop();
             })?;
-            self.note_wakes();
+            self.note_wakes(|| false);
         }
         self.users.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -166,14 +166,14 @@ impl Channel {
     fn be_quiet(&self) {
         self.rearm();
         self.process.prepare_sleep();
-        self.note_wakes();
+        self.note_wakes(|| false);
     }
 
     /// Returns whether a thread has removed what made the channel readable since the last call, for
-    /// another reason than an event.
-    fn note_wakes(&self) -> bool {
-        let now = self.process.removed_wakes();
-        self.seen_wakes.swap(now, Ordering::Relaxed) != now
+    /// another reason than an event; or `is_readable`, which is called while no thread does so.
+    fn note_wakes(&self, is_readable: impl FnOnce() -> bool) -> bool {
+        let (now, is_readable) = self.process.removed_wakes(is_readable);
+        self.seen_wakes.swap(now, Ordering::Relaxed) != now || is_readable
     }
 
     /// Arms the queues that still wait again: peers ring only for armed queues, and an earlier ring
@@ -214,7 +214,7 @@ impl Channel {
         let nonblocking = self.epoll.nonblocking();
         // poll(2) can be interrupted though it does not wait
         let is_readable = || epoll_readable(self.epoll.fd(), 0) == Ok(true);
-        if nonblocking && !is_readable() && !self.note_wakes() {
+        if nonblocking && !self.note_wakes(is_readable) {
             return Err(Errno(libc::EAGAIN));
         }
         loop {
@@ -267,7 +267,7 @@ pub(crate) fn create_channel(
         epoll,
         events: Lock::new(VecDeque::new()),
         cqs: Lock::new(Vec::new()),
-        seen_wakes: AtomicU32::new(process.removed_wakes()),
+        seen_wakes: AtomicU32::new(0),
         users: AtomicU32::new(0),
     };
     Ok(Box::into_raw(Box::write(room, channel)).cast())

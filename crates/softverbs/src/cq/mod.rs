@@ -393,6 +393,11 @@ impl Cq {
             // event. Earlier rings of the doorbell must not make the channel readable: UCX aborts
             // if a channel without events is readable while UCX opens its interface.
             process.prepare_sleep();
+            // Some programs do not poll behind this call (UCX). Devices of Mellanox raise an event
+            // for completions that were not polled before it.
+            if answers_every_wake() && armed == ARMED_ANY && self.may_have_some() {
+                self.raise();
+            }
         } else {
             process.will_sleep();
         }

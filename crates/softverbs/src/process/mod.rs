@@ -122,7 +122,7 @@ pub(crate) struct Process {
     /// has a queue.
     pub(crate) wake: Epoll,
     /// See [`Process::removed_wakes`].
-    removed_wakes: AtomicU32,
+    removed_wakes: Lock<u32>,
     agent: Agent,
     retry_thread: retry_thread::RetryThread,
     /// The word that [`header::PROBE`] points to.
@@ -291,7 +291,7 @@ impl Process {
             calling: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
             unasked: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
             wake,
-            removed_wakes: AtomicU32::new(0),
+            removed_wakes: Lock::new(0),
             agent: Agent::default(),
             retry_thread: retry_thread::RetryThread::default(),
             _probe: probe,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::waiting::Waiting;
 use super::{Process, progress_flags};
 use crate::agent::Link;
-use crate::cq::{Cq, Poll, answers_every_wake};
+use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, Went, notify_datagram, return_header};
 use crate::ring::Header;
@@ -599,7 +599,6 @@ impl Process {
     /// peers that have failed.
     #[cold]
     fn look_at_peers(&self) {
-        self.count_wake();
         while let Ok((tokens, n)) = self.wake.wait(0) {
             let mut any = false;
             for &token in &tokens[..n] {
@@ -750,9 +749,7 @@ impl Process {
     /// readable.
     pub(crate) fn prepare_sleep(&self) {
         for _ in 0..OWN_RINGS {
-            self.count_wake();
-            self.doorbell.drain();
-            self.timer.disarm();
+            self.remove_wakes();
             self.will_sleep();
             heavy_fence();
             self.look_at_peers();
@@ -781,17 +778,21 @@ impl Process {
         self.timer.arm(self.next_deadline());
     }
 
-    /// To be called before this thread removes what makes [`Process::wake`] readable: another
-    /// thread may have seen it, and look for an event.
-    fn count_wake(&self) {
-        if answers_every_wake() && epoll_readable(self.wake.fd(), 0) == Ok(true) {
-            self.removed_wakes.fetch_add(1, Ordering::Release);
+    /// Makes [`Process::wake`] unreadable, as far as doorbell and timer do. (The end of a peer rings
+    /// the doorbell.)
+    fn remove_wakes(&self) {
+        // Under the lock: another thread that has found the descriptor readable finds it readable
+        // now, or the new number.
+        let mut removed = self.removed_wakes.lock();
+        if self.doorbell.drain() | self.timer.disarm() {
+            *removed = removed.wrapping_add(1);
         }
     }
 
-    /// How often [`Process::wake`] was readable when a thread began to make it unreadable, in a
-    /// process that [answers](answers_every_wake) every wake; wraps.
-    pub(crate) fn removed_wakes(&self) -> u32 {
-        self.removed_wakes.load(Ordering::Acquire)
+    /// How often a thread has made [`Process::wake`] unreadable, wraps; and what `look` returns,
+    /// during which no thread does so.
+    pub(crate) fn removed_wakes<T>(&self, look: impl FnOnce() -> T) -> (u32, T) {
+        let removed = self.removed_wakes.lock();
+        (*removed, look())
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
-use super::{Res, check};
+use super::{Res, check, now_ns};
 
 /// Reads of 1 KiB that drain a doorbell, at most: those of a full pipe of the usual size. Every
 /// process of the user can write to it.
@@ -151,13 +151,15 @@ impl Timer {
     }
 
     /// Makes the timer neither readable nor armed. Afterwards the caller checks for waiting
-    /// requests, and arms the timer again for them.
-    pub(crate) fn disarm(&self) {
+    /// requests, and arms the timer again for them. Returns whether it may have been readable.
+    pub(crate) fn disarm(&self) -> bool {
         let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        if *armed != 0 {
-            *armed = 0;
-            self.set(0);
+        let at = std::mem::take(&mut *armed);
+        if at == 0 {
+            return false;
         }
+        self.set(0);
+        at <= now_ns()
     }
 
     fn set(&self, at: u64) {
