@@ -30,6 +30,8 @@ PERFTEST = [
     "tag_lat", "tag_lat -s 1000000", "tag_bw", "tag_bw -s 65536", "tag_sync_lat", "tag_lat -D iov -s 64,1000", "tag_lat -U",
     "stream_lat", "stream_bw", "ucp_put_lat", "ucp_put_bw -s 65536", "ucp_get", "ucp_get -s 65536",
     "ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap", "ucp_am_lat", "ucp_am_bw -s 65536", "tag_lat -M multi -T 2",
+    # a process sleeps between messages, on its completion channel
+    "tag_lat -E sleep", "tag_lat -s 100000 -E sleep", "tag_bw -E sleep", "stream_lat -E sleep",
 ]
 DATAGRAM_PERFTEST = ["tag_lat", "tag_bw -s 65536", "ucp_put_lat", "ucp_get", "ucp_fadd", "ucp_am_bw -s 4096", "stream_bw"]
 # The tests of UCX's lower layer, UCT, without UCP's protocols.
