@@ -195,7 +195,24 @@ impl<I: Io> Core<I> {
             io.down(key, link);
         }
         self.begin_closing(key, &[link], Closing::Asked);
+        self.meet_question(key, io);
         true
+    }
+
+    /// This side has asked or demanded. On circuits, if the refusal of a question of the peer has
+    /// not been posted yet for want of room, both ask: the peer takes this question for its answer
+    /// and closes all links, and a refusal behind it would break the circuit.
+    fn meet_question(&mut self, key: PeerKey, io: &mut I) {
+        let mut refuses = false;
+        let circuits = self.config.circuits;
+        for link in self.links_of(key).filter(|_| circuits) {
+            if let Some(link) = self.links.get_mut(link).filter(|it| !it.is_ending()) {
+                refuses |= std::mem::take(&mut link.refuses);
+            }
+        }
+        if refuses {
+            self.close_links(key, io);
+        }
     }
 
     /// Begins to evict the links of a peer that uses them: drains the out-link, then demands its
@@ -263,7 +280,9 @@ impl<I: Io> Core<I> {
                     (peer.drain, peer.demanded) = (None, true);
                 }
                 self.begin_closing(key, &[link, on], closing);
-                if self.config.circuits && closing == Closing::Accepted {
+                if closing == Closing::Asked {
+                    self.meet_question(key, io);
+                } else if self.config.circuits {
                     // CLOSE was the last packet of each side
                     self.close_links(key, io);
                 }

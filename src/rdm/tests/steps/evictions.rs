@@ -155,6 +155,30 @@ fn a_link_whose_eviction_was_refused_counts_as_used() {
 
 const MS: u64 = 1_000_000;
 
+/// On circuits: the refusal of a question waits for room on its link when this side asks, or
+/// demands, on its out-link. Both ask, and nothing is posted behind that.
+#[test]
+fn a_refusal_that_waits_for_room_is_not_posted_behind_a_question() {
+    for asked in [Close::Ask, Close::Demand] {
+        let (mut it, accepted, own) = Scene::on_circuits().dialled_by_both();
+        it.acts.crowded = vec![own];
+        it.send(it.peer, 2);
+        it.packet(own, 0, 99, Body::Close(Close::Ask));
+        if asked == Close::Ask {
+            it.core.sent(accepted, Number::new(1), &mut it.acts);
+        }
+        it.core.set_now(60 * MS);
+        it.core.make_room(&mut it.acts);
+        assert_eq!(it.last_close(), (accepted, Some(asked)));
+        assert_eq!(it.acts.ends.len(), 2);
+        it.acts.crowded.clear();
+        it.core.flush(&mut it.acts);
+        assert_eq!(it.last_close(), (accepted, Some(asked)));
+        assert!(it.acts.failed.is_empty());
+        it.core.check();
+    }
+}
+
 impl Scene {
     fn at_time(&mut self, time: u64) {
         self.core.set_now(time);
