@@ -198,7 +198,7 @@ impl Cq {
     #[inline]
     fn restart_if_empty(&self, ring: &mut Ring) {
         if ring.len() == 0 && !ring.overrun {
-            (ring.head, ring.tail) = (0, 0);
+            (ring.head, ring.tail, ring.announced) = (0, 0, 0);
             // Release: after the slots that the completions freed, for threads that read only this
             // flag.
             self.filled.store(false, Ordering::Release);
