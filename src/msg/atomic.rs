@@ -28,9 +28,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the endpoint was made without atomics.
-    /// - `EINVAL`: the result buffer is not 8 bytes long, the target address is no multiple of 8 with
-    ///   a key of the device, or a descriptor is wrong. With other keys the base of the region is
-    ///   known when the key is resolved: then an unaligned target is an error entry.
+    /// - `EINVAL`: the result buffer is not 8 bytes long, the target address is no multiple of 8
+    ///   with a key of the device, or a descriptor is wrong. With other keys the base of the region
+    ///   is known when the key is resolved: then an unaligned target is an error entry.
     /// - `EKEYREJECTED`: the value cannot be a key of the peer.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - the errors of [`Self::send`].

@@ -1,6 +1,6 @@
-//! The keys of the entries in an endpoint's tables. They are apart from the tables, because an entry
-//! of one table names entries of others. [`Core`](super::core::Core) has its own ones. Keys are not
-//! reused at once (`slab.rs`), on which late events of circuits rely.
+//! The keys of the entries in an endpoint's tables. They are apart from the tables, because an
+//! entry of one table names entries of others. [`Core`](super::core::Core) has its own ones. Keys
+//! are not reused at once (`slab.rs`), on which late events of circuits rely.
 
 use super::slab::Key;
 

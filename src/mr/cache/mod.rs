@@ -545,7 +545,8 @@ impl<R: Registrar> Cache<R> {
         }
         let mut slow = self.inner.slow();
         let half = slow.live.div_ceil(2);
-        // an eviction that found none has examined `CHANCES` registrations and moved them to the end
+        // an eviction that found none has examined `CHANCES` registrations and moved them to the
+        // end
         let (mut evicted, mut vain) = (0, 0);
         while evicted < half && vain * slow::CHANCES <= slow.live {
             match self.inner.evict(&mut slow) {

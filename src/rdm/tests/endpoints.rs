@@ -821,7 +821,8 @@ fn time_of_a_message() {
 }
 
 /// A domain for messages alone, on a device whose on-demand paging does not work, registers no
-/// region. So an endpoint whose regions peers access is refused, and one that only initiates is not.
+/// region. So an endpoint whose regions peers access is refused, and one that only initiates is
+/// not.
 #[test]
 fn a_domain_without_registrations_has_no_targets() {
     let device = devices(&[replaced::with_broken_paging()], false).remove(0);

@@ -247,9 +247,9 @@ fn a_counter_leaves_the_queue_of_an_endpoint_that_ends() {
     });
 }
 
-/// Counters that are bound to an enabled endpoint wake their waiters, although its queue has no wait
-/// object: the endpoint gets a descriptor, so the counter need not look at the queue periodically.
-/// Counters of the peers' operations are accepted until a peer is connected.
+/// Counters that are bound to an enabled endpoint wake their waiters, although its queue has no
+/// wait object: the endpoint gets a descriptor, so the counter need not look at the queue
+/// periodically. Counters of the peers' operations are accepted until a peer is connected.
 #[test]
 fn an_enabled_endpoint_accepts_counters() {
     let domain = counting_domain();

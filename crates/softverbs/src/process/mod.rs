@@ -118,8 +118,8 @@ pub(crate) struct Process {
     calling: [AtomicU64; MAX_PROCESSES / 64],
     /// As `uncalled`, of processes whose agents are to make progress.
     unasked: [AtomicU64; MAX_PROCESSES / 64],
-    /// Readable when any of doorbell, timer and pidfds is; a member of the set of every channel that
-    /// has a queue.
+    /// Readable when any of doorbell, timer and pidfds is; a member of the set of every channel
+    /// that has a queue.
     pub(crate) wake: Epoll,
     /// See [`Process::removed_wakes`].
     removed_wakes: Lock<u32>,
@@ -170,8 +170,8 @@ impl Process {
     /// This process, opened on the first call.
     ///
     /// # Errors
-    /// Those of creating a segment or entering the registry. `ENOMEM`: also if forked children could
-    /// not be recognized.
+    /// Those of creating a segment or entering the registry. `ENOMEM`: also if forked children
+    /// could not be recognized.
     pub(crate) fn open() -> Res<&'static Self> {
         if let Some(process) = Self::current() {
             return Ok(process);

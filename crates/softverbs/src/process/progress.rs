@@ -778,8 +778,8 @@ impl Process {
         self.timer.arm(self.next_deadline());
     }
 
-    /// Makes [`Process::wake`] unreadable, as far as doorbell and timer do. (The end of a peer rings
-    /// the doorbell.)
+    /// Makes [`Process::wake`] unreadable, as far as doorbell and timer do. (The end of a peer
+    /// rings the doorbell.)
     fn remove_wakes(&self) {
         // Under the lock: another thread that has found the descriptor readable finds it readable
         // now, or the new number.
