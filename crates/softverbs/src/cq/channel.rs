@@ -187,12 +187,14 @@ impl Channel {
 
     /// Takes an event that no completion has raised: of a queue that is armed, or else of any. Not
     /// of one whose events are moderated: each message makes the channel readable, so nothing would
-    /// be delayed.
+    /// be delayed. Nor of one without queue pairs: a thread may destroy it, and no completion
+    /// follows for which a program would expect an event then.
     fn take_without_completion(&self) -> Option<&'static Cq> {
         let cqs = self.cqs.lock();
         let queues = cqs.iter().filter_map(|&index| self.process.cqs.get(index));
         // the lock of the moderation precedes that of the events
-        let mut queues = queues.filter(|cq| !cq.is_moderated());
+        let may = |cq: &&Cq| cq.users.load(Ordering::Relaxed) != 0 && !cq.is_moderated();
+        let mut queues = queues.filter(may);
         let first = queues.clone().next()?;
         let armed = queues.find(|cq| {
             let _events = self.events.lock();
@@ -426,6 +428,8 @@ mod tests {
             let fd = (*channel).fd;
             assert_eq!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
             let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
+            // as if it had a queue pair
+            Cq::from_ptr(created).users.store(1, Ordering::Relaxed);
             let at = created as usize;
             assert_eq!(req_notify(created, 0), 0);
             Channel::from_ptr(channel).process.wake_up();
@@ -458,6 +462,8 @@ mod tests {
             assert!(!epoll_readable(fd, 0).unwrap(), "no queue");
             process.prepare_sleep();
             let created = (verbs.ibv_create_cq)(context, 4, null_mut(), channel, 0);
+            // as if it had a queue pair
+            Cq::from_ptr(created).users.store(1, Ordering::Relaxed);
             let (mut cq, mut cq_context) = (null_mut(), null_mut());
             let mut get = || get_cq_event(channel, &raw mut cq, &raw mut cq_context);
             assert_eq!(req_notify(created, 0), 0);
@@ -476,6 +482,9 @@ mod tests {
             assert!(!epoll_readable(fd, 0).unwrap());
             assert_eq!(get(), Ok(()));
             assert_eq!(get(), Err(Errno(libc::EAGAIN)), "once");
+            Cq::from_ptr(created).users.store(0, Ordering::Relaxed);
+            process.wake_up();
+            assert_eq!(get(), Err(Errno(libc::EAGAIN)), "no queue pair");
             assert_eq!(cq, created);
             ack_cq_events(cq, 3);
             // the last event goes with its queue
