@@ -151,6 +151,8 @@ struct Ring {
     tail: u32,
     /// `head` when the last event was raised.
     announced: u32,
+    /// The application has read an event, and not polled all completions since.
+    is_event_read: bool,
     overrun: bool,
 }
 
@@ -163,6 +165,7 @@ impl Ring {
             head: 0,
             tail: 0,
             announced: 0,
+            is_event_read: false,
             overrun: false,
         })
     }
@@ -175,6 +178,7 @@ impl Ring {
             head: 0,
             tail: 0,
             announced: 0,
+            is_event_read: false,
             overrun: false,
         }
     }
@@ -342,10 +346,11 @@ impl Cq {
         self.filled.load(Ordering::Relaxed)
     }
 
-    /// Whether a completion that was not polled is younger than the last event.
+    /// Whether a completion that was not polled is younger than the last event, and the application
+    /// does not poll because of an event that it has read.
     fn has_unannounced(&self) -> bool {
         let ring = self.ring.lock();
-        ring.len() != 0 && ring.announced != ring.head
+        ring.len() != 0 && ring.announced != ring.head && !ring.is_event_read
     }
 
     /// Whether the application waits for an event.
@@ -371,6 +376,8 @@ impl Cq {
     /// Counts an event that `ibv_get_cq_event` returned.
     pub(crate) fn event_taken(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
+        let mut ring = self.ring.lock();
+        ring.is_event_read = ring.len() != 0;
     }
 
     /// Removes the completions of a queue pair that is destroyed or reset.

@@ -199,6 +199,7 @@ impl Cq {
     fn restart_if_empty(&self, ring: &mut Ring) {
         if ring.len() == 0 && !ring.overrun {
             (ring.head, ring.tail, ring.announced) = (0, 0, 0);
+            ring.is_event_read = false;
             // Release: after the slots that the completions freed, for threads that read only this
             // flag.
             self.filled.store(false, Ordering::Release);
